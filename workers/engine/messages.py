@@ -1,0 +1,176 @@
+"""What the engine thread is told and what it tells. A leg is named by its `key`: the nonce of its claim."""
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from relay.sampling import SamplingParams
+
+
+class Sampled(NamedTuple):
+    """One chosen token. `logprobs`: [[token id, logprob], ...], the chosen one first, or None."""
+
+    token_id: int
+    logprobs: list[list[float]] | None = None
+
+
+class Work(NamedTuple):
+    """What a leg computes from: the original prompt, the tokens already in the stream, and how to sample."""
+
+    key: str
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    emitted: tuple[int, ...]
+    params: SamplingParams
+    solo: bool = False  # runs alone in its batch
+    arrival_ms: float = 0.0  # of the request: the oldest is never retracted
+
+
+# ---- commands, from the control thread
+
+
+class Prefill(NamedTuple):
+    """Compute prompt ⧺ emitted and sample the next token. With `relay` the engine then holds the pages until Drop
+    (answers Admitted, layer groups, Prefilled); without, it goes on decoding (a unified worker)."""
+
+    work: Work
+    relay: bool
+
+
+class Reserve(NamedTuple):
+    """Allocate pages for `tokens` tokens that a peer will write. Answers Reserved or Refused."""
+
+    key: str
+    request_id: str
+    tokens: int
+
+
+class Prebuilt(NamedTuple):
+    """The reserved pages of `work.key` hold the KV of prompt ⧺ emitted; `first` was sampled by the prefill worker.
+    Joins the batch without a forward pass; `first` is reported as its first token."""
+
+    work: Work
+    first: Sampled
+
+
+class Drop(NamedTuple):
+    """The leg is over, whatever it was doing; unknown keys are ignored. Its pages are freed (whole computed ones stay
+    cached), or with `quarantine` put aside under that room until Proven."""
+
+    key: str
+    quarantine: int | None = None
+
+
+class Proven(NamedTuple):
+    """No write of this room can come any more: free its quarantined pages."""
+
+    room: int
+
+
+class Stop(NamedTuple):
+    """End the engine loop after the current step."""
+
+
+Command = Prefill | Reserve | Prebuilt | Drop | Proven | Stop
+
+
+# ---- events, to the control thread
+
+
+class Admitted(NamedTuple):
+    """Pages of the whole prompt are held: `pages` in order of position, the first `cached_tokens` tokens already computed."""
+
+    key: str
+    pages: tuple[int, ...]
+    cached_tokens: int
+
+
+class Prefilled(NamedTuple):
+    """The last chunk is computed. `started` is when the first chunk began, monotonic seconds."""
+
+    key: str
+    first: Sampled
+    started: float
+    ended: float
+
+
+class Reserved(NamedTuple):
+    key: str
+    pages: tuple[int, ...]
+
+
+class Refused(NamedTuple):
+    """There are no pages for this leg now: hand it back."""
+
+    key: str
+
+
+class Retracted(NamedTuple):
+    """The running leg lost its pages to older ones; its KV is gone (whole pages may still be cached)."""
+
+    key: str
+
+
+class Crashed(NamedTuple):
+    """The engine thread ended by an exception; the process must exit."""
+
+    error: BaseException
+
+
+Event = Admitted | Prefilled | Reserved | Refused | Retracted | Crashed
+
+
+# ---- to the transfer thread, while a chunk is being computed
+
+
+class Computed(NamedTuple):
+    """Layers [first_layer, last_layer) of the pages at [first_page, last_page) of the leg's page list are complete."""
+
+    key: str
+    first_layer: int
+    last_layer: int
+    first_page: int
+    last_page: int
+
+
+# ---- to the output thread, once per step
+
+
+class Ending(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class Produced(NamedTuple):
+    """The next token of a leg; `position` counts output tokens over all attempts from 0. With `ending` it is the last:
+    the engine has released the leg's pages. `stop_token` is the stop token id that matched (None for EOS)."""
+
+    key: str
+    position: int
+    sampled: Sampled
+    ending: Ending | None = None
+    stop_token: int | None = None
+
+
+# ---- what other threads may read at any time
+
+
+class Headroom(NamedTuple):
+    """Replaced as a whole after each step. `free_tokens`: what a new leg may need now, after the reserve for running ones."""
+
+    free_tokens: int
+    capacity_tokens: int
+    running: int
+    waiting: int
+    free_pages: int
+    cached_pages: int
+    held_pages: int
+    quarantined_pages: int
+    total_pages: int
+    admitted: int  # count of Prefill and Reserve commands seen so far: what the control thread sent beyond it is not in here yet
+
+
+class Heartbeat(NamedTuple):
+    """`deadline`: monotonic seconds by which the current step must be over; None between steps."""
+
+    step: int
+    deadline: float | None
