@@ -1,0 +1,47 @@
+"""From a model on disk to one that runs."""
+
+import os
+
+import torch
+
+from kernels.base import Kernels
+from relay.model_file import ModelError, resolve_model
+from workers.models.config import ModelConfig
+from workers.models.llama import Llama
+from workers.models.model import Model
+from workers.models.qwen2 import Qwen2
+from workers.models.qwen3 import Qwen3
+from workers.models.weights import WeightLoader, open_weights
+
+# By the name in config.json, then by the name in GGUF.
+ARCHITECTURES: dict[str, type[Model]] = {
+    "LlamaForCausalLM": Llama,
+    "MistralForCausalLM": Llama,
+    "Qwen2ForCausalLM": Qwen2,
+    "Qwen3ForCausalLM": Qwen3,
+    "llama": Llama,
+    "qwen2": Qwen2,
+    "qwen3": Qwen3,
+}
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_model(
+    path: str | os.PathLike[str], dtype: str, device: torch.device | str, kernels: Kernels
+) -> Model:
+    """Load the model at `path`, a GGUF file or a Hugging Face directory.
+
+    `dtype` is "float32", "bfloat16" or "float16", for weights, activations and KV. Raises ModelError that
+    says what is missing, broken or unknown.
+    """
+    if dtype not in DTYPES:
+        raise ModelError(f"unknown dtype {dtype!r}: set DTYPE to one of {', '.join(DTYPES)}")
+    path = resolve_model(path)
+    config = ModelConfig.load(path)
+    if config.architecture not in ARCHITECTURES:
+        raise ModelError(
+            f"architecture {config.architecture!r} is not supported, known are: {', '.join(ARCHITECTURES)}"
+        )
+    loader = WeightLoader(open_weights(path, config), DTYPES[dtype], torch.device(device))
+    return ARCHITECTURES[config.architecture](config, loader, kernels)
