@@ -1,0 +1,129 @@
+"""What the transitions of `rooms` answer. Each one names the doorbells that its caller must ring."""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+from relay.request import Claimed, Finish, Hold, Ring, State, Token
+
+
+class SubmitOutcome(StrEnum):
+    """DUPLICATE: this idempotency key and body came before. CONFLICT: the key came with another body.
+    FULL: too many requests are open, or the memory of the server is full."""
+
+    NEW = "new"
+    DUPLICATE = "duplicate"
+    CONFLICT = "conflict"
+    FULL = "full"
+
+
+class Submitted(NamedTuple):
+    """`request_id` is the earlier one for DUPLICATE and CONFLICT."""
+
+    outcome: SubmitOutcome
+    request_id: str
+    ring: Ring | None
+
+
+class RoomState(StrEnum):
+    OPEN = "open"
+    PUBLISHED = "published"
+    SEALED = "sealed"
+    ENDED = "ended"
+
+
+class Claim(NamedTuple):
+    claimed: Claimed
+    rings: list[Ring]
+
+
+class Moved(NamedTuple):
+    """`ok` False: the call was stale, and the caller drops its leg."""
+
+    ok: bool
+    rings: list[Ring]
+
+
+class Prefilled(NamedTuple):
+    """How the prefill of this attempt went, as seen from the call that reports it."""
+
+    cached_tokens: int
+    start_ms_ago: float
+    end_ms_ago: float
+
+
+class Transfer(NamedTuple):
+    """`us`: from the end of prefill compute until the metadata row was DONE."""
+
+    us: int
+    bytes: int
+    descriptors: int
+
+
+class Emission(NamedTuple):
+    """What one engine step adds to one request, from `start_position` on.
+
+    `prefilled` comes once, from a unified worker: others report it with `kv_ready`."""
+
+    hold: Hold
+    start_position: int
+    tokens: Sequence[Token]
+    finish: Finish | None = None
+    prefilled: Prefilled | None = None
+
+
+class EmitOutcome(StrEnum):
+    """GAP: the stream ends before `start_position`; send again from `expected` on. STALE: drop the leg.
+    DONE: the request is finished."""
+
+    OK = "ok"
+    GAP = "gap"
+    STALE = "stale"
+    DONE = "done"
+
+
+class Emitted(NamedTuple):
+    outcome: EmitOutcome
+    expected: int = 0
+
+
+class Kept(NamedTuple):
+    """A leg that its worker still owns, and how far its request is: what a lost mail would have said."""
+
+    hold: Hold
+    state: State
+    room_state: RoomState | None
+
+
+class Lost(NamedTuple):
+    """A leg that a worker believes in and does not own. `why`: a terminal state, `requeued`, `expired`,
+    `done` (the KV of this prefill leg is complete) or `unknown` (no such request)."""
+
+    hold: Hold
+    why: str
+
+
+class Renewed(NamedTuple):
+    """`known` False: register again. `epoch` changes when the server restarts, fails over or is flushed."""
+
+    known: bool
+    epoch: bytes
+    kept: list[Kept]
+    lost: list[Lost]
+    rings: list[Ring]
+
+
+class PublishedPages(NamedTuple):
+    """Where the prefill worker writes a room's KV: what the mail `published` says."""
+
+    peer_boot: str
+    pages: tuple[int, ...]
+    row: int
+
+
+class Reaped(NamedTuple):
+    """Request ids of expired leases and of requests that failed in this call."""
+
+    rings: list[Ring]
+    expired: list[str]
+    failed: list[str]

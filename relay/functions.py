@@ -1,0 +1,52 @@
+"""The server-side function library: loaded when the server lacks it or holds another version."""
+
+from importlib.resources import files
+from threading import Lock
+from typing import Any, cast
+
+from redis import Redis
+from redis.exceptions import ResponseError
+
+LIBRARY = "kvrelay"
+
+
+class UnsupportedServer(RuntimeError):
+    """The server cannot run function libraries."""
+
+
+class Functions:
+    """Calls `kvrelay_<name>` with one key, the root of a model's keys. Thread-safe."""
+
+    def __init__(self, redis: Redis, root: str) -> None:
+        self._redis = redis
+        self._root = root
+        self._code = files("relay").joinpath("rooms.lua").read_bytes()
+        self._lock = Lock()
+        self._checked = False
+
+    def call(self, name: str, *args: str | bytes | int | float) -> Any:
+        """Raises what redis-py raises, and UnsupportedServer."""
+        if not self._checked:
+            self._load()
+        try:
+            return self._redis.fcall(f"{LIBRARY}_{name}", 1, self._root, *cast(tuple[str, ...], args))
+        except ResponseError as error:
+            # A restart without persistence or a flush may have taken the library away.
+            if "Function not found" not in str(error):
+                raise
+        self._load()
+        return self._redis.fcall(f"{LIBRARY}_{name}", 1, self._root, *cast(tuple[str, ...], args))
+
+    def _load(self) -> None:
+        with self._lock:
+            try:
+                held = cast(list[list[Any]], self._redis.function_list(library=LIBRARY, withcode=True))
+                if not held or self._code not in held[0]:
+                    self._redis.function_load(cast(str, self._code), replace=True)
+            except ResponseError as error:
+                if "unknown command" not in str(error).lower():
+                    raise
+                raise UnsupportedServer(
+                    "this server has no function libraries: use Redis 7.0 or Valkey 7.2, or newer"
+                ) from error
+            self._checked = True

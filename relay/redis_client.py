@@ -1,0 +1,58 @@
+"""The two ways a process talks to Redis.
+
+redis-py 8 repeats a call whose answer is late, and gives up a blocking read after its socket timeout. So
+calls that must answer soon go through `command_client`, and only ones that may run twice; reads that wait go
+through a `BlockingClient`, which never repeats.
+"""
+
+from typing import Any
+
+from redis import Redis
+from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
+from redis.retry import Retry
+
+MAX_BLOCK_MS = 1_000  # how long a read may wait in the server, so that its thread sees a stop request in time
+_COMMAND_TIMEOUT_S = 2.0
+_HEALTH_CHECK_S = 15
+
+
+def command_client(url: str) -> Redis:
+    """For calls that may run twice: each is tried two times, so it takes at most about 4 s to fail."""
+    return Redis.from_url(
+        url,
+        protocol=2,
+        socket_timeout=_COMMAND_TIMEOUT_S,
+        socket_connect_timeout=_COMMAND_TIMEOUT_S,
+        socket_keepalive=True,
+        health_check_interval=_HEALTH_CHECK_S,
+        retry=Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.2), 1),
+    )
+
+
+class BlockingClient:
+    """For one thread that waits in the server; any other thread may `wake` it."""
+
+    def __init__(self, url: str) -> None:
+        self._client_id: int | None = None
+        self.redis = Redis.from_url(
+            url,
+            protocol=2,
+            socket_timeout=_COMMAND_TIMEOUT_S + MAX_BLOCK_MS / 1000,
+            socket_connect_timeout=_COMMAND_TIMEOUT_S,
+            socket_keepalive=True,
+            retry=Retry(NoBackoff(), 0),
+            max_connections=1,
+            redis_connect_func=self._on_connect,
+        )
+
+    def _on_connect(self, connection: Any) -> None:
+        connection.on_connect()
+        connection.send_command("CLIENT", "ID")
+        self._client_id = int(connection.read_response())
+
+    def wake(self, commands: Redis) -> bool:
+        """End the wait of the other thread now. False when it was not waiting."""
+        return self._client_id is not None and bool(commands.client_unblock(self._client_id))
+
+    def close(self) -> None:
+        self.redis.close()

@@ -1,0 +1,742 @@
+#!lua name=kvrelay
+
+-- The truth about requests and rooms: one function per event of docs/architecture.md, one call per transition.
+--
+-- KEYS[1] is the root of one model's keys, `kvr:{model}`. All other names are derived from it and share its hash
+-- tag, so they live in one slot. ARGV carries scalars as text and lists as JSON. The time is the server's alone.
+--
+-- <root>:req:<id>          hash    the record; p_* is the claim on the prefill leg, d_* on the decode leg
+-- <root>:prompt:<id>       string  prompt token ids, packed int32, until the end
+-- <root>:tok:<id>:0        stream  output position p is entry `p+1-1`, the end after n tokens is `n+1-2`
+-- <root>:queue:<leg>       zset    legs that wait, by rank
+-- <root>:lease             zset    `<id>/<leg>` of each owned leg, by the end of its lease
+-- <root>:legs:<boot>       hash    claim nonce -> `<id>/<leg>` of what one worker owns
+-- <root>:retracted:<boot>  set     requests that a worker retracted and nobody decodes yet
+-- <root>:room:<room>       hash    state, writer, peer, pages and metadata row of one attempt
+-- <root>:mail:<boot>       stream  hints to one incarnation of a worker
+-- <root>:worker:<boot>     hash    its card; <root>:workers is the index, by last renewal
+-- <root>:idem:<key>        hash    request id and body hash of an idempotency key
+-- <root>:requests          zset    all known requests, by submission
+-- <root>:deadline          zset    the open ones, by deadline
+-- <root>:ended             zset    the others, by when their record expires
+-- <root>:totals            hash    bytes of the open requests
+-- <root>:reaper            hash    when it last ran, and until when it expires no lease
+
+local SCAN_LEGS = 64            -- how far a claim looks into a queue
+local STARVED_MS = 2000         -- a leg that waited this long is not overtaken any more
+local MAIL_LENGTH = 10000
+local MAIL_TTL_MS = 60000
+local WORKER_TTL_MS = 10000
+local ENDED_ROOM_TTL_MS = 600000
+local IDEMPOTENCY_TTL_MS = 86400000
+local REAP_BATCH = 256          -- how much one reap call does at most, so that it never stalls the server
+
+-- A unified worker's claim on both legs is kept as one on the decode leg, without a room.
+local KEPT_AS = { prefill = 'prefill', decode = 'decode', both = 'decode' }
+local FIELDS_OF = { prefill = 'p_', decode = 'd_' }
+
+-- In which states a leg has an owner. The prefill leg is done once the KV is complete.
+local OWNED_IN = {
+  prefill = { prefill = true },
+  decode = { prefill = true, ready = true, decode = true },
+}
+-- In which states its owner may make these calls; in any other the call is stale. All others: while it is owned.
+local PUBLISH_IN = { prefill = true }
+local KV_READY_IN = { prefill = true, ready = true, decode = true }
+local EMIT_IN = { ready = true, decode = true }
+local FINISH_IN = { ready = true, decode = true, finished = true }
+
+local TERMINAL = { finished = true, failed = true, cancelled = true }
+
+-- Order of the queues: what was retracted goes first, then what lost its worker or was handed back, then new ones.
+local RETRACTED, RECOVERED, NEW = 0, 1, 2
+
+--- One call -----------------------------------------------------------------------------------------------------
+
+local function enter(keys)
+  local time = redis.call('TIME')
+  local now = time[1] * 1000 + time[2] / 1000
+  return { root = keys[1], now = now, stamp = string.format('%.3f', now), rings = {} }
+end
+
+local function key(c, ...)
+  return c.root .. ':' .. table.concat({ ... }, ':')
+end
+
+-- The caller of a transition sends the doorbells: the server cannot.
+local function ring(c, leg, r)
+  table.insert(c.rings, { leg, r.id, r.prompt_tokens })
+end
+
+local function later(c, ms)
+  return string.format('%.3f', c.now + ms)
+end
+
+local function ago(c, ms)
+  return string.format('%.3f', c.now - ms)
+end
+
+--- Records ------------------------------------------------------------------------------------------------------
+
+-- What transitions look at. Parameters and texts stay in Redis: they may be long.
+local LOOKED_AT = {
+  'state', 'attempt', 'solo', 'fence', 'room', 'prompt_tokens', 'tokens', 'retractions', 'requeues', 'requeue_why',
+  'submitted', 'first_token', 'bytes', 'result_ttl_ms', 'retracted_by',
+  'p_boot', 'p_fence', 'p_nonce', 'p_queued', 'd_boot', 'd_fence', 'd_nonce', 'd_queued',
+}
+local OF_ONE_ATTEMPT = {
+  'room', 'claimed', 'published', 'prefill_start', 'prefill_end', 'ready', 'decode_claimed',
+  'transfer_us', 'transfer_bytes', 'transfer_descriptors',
+}
+
+local function read(c, id)
+  local values = redis.call('HMGET', key(c, 'req', id), unpack(LOOKED_AT))
+  if not values[1] then return nil end
+  local r = { id = id }
+  for i, name in ipairs(LOOKED_AT) do r[name] = values[i] or nil end
+  return r
+end
+
+local function write(c, r, fields)
+  local flat = {}
+  for name, value in pairs(fields) do
+    table.insert(flat, name)
+    table.insert(flat, value)
+    r[name] = tostring(value)
+  end
+  redis.call('HSET', key(c, 'req', r.id), unpack(flat))
+end
+
+local function erase(c, r, names)
+  redis.call('HDEL', key(c, 'req', r.id), unpack(names))
+  for _, name in ipairs(names) do r[name] = nil end
+end
+
+-- The record and the leg, if this hold (id, leg, fence, nonce) is the claim on it and the state allows the call; else
+-- nil: the call is stale. A fence alone may be issued twice, since Redis may lose its last second: the nonce decides.
+local function owned(c, hold, states)
+  local r, leg = read(c, hold[1]), KEPT_AS[hold[2]]
+  local p = FIELDS_OF[leg]
+  if not r or r[p .. 'fence'] ~= hold[3] or r[p .. 'nonce'] ~= hold[4] then return nil end
+  if not (states or OWNED_IN[leg])[r.state] then return nil end
+  return r, leg
+end
+
+local function class(r)
+  if tonumber(r.retractions) > 0 then return RETRACTED end
+  if tonumber(r.requeues) > 0 then return RECOVERED end
+  return NEW
+end
+
+local function enqueue(c, r, leg)
+  local rank = string.format('%.3f', class(r) * 1e13 + r.submitted)
+  redis.call('ZADD', key(c, 'queue', leg), rank, r.id)
+  local p = FIELDS_OF[leg]
+  write(c, r, { [p .. 'queued'] = c.stamp, [p .. 'rung'] = c.stamp })
+  ring(c, leg, r)
+end
+
+--- Mail ---------------------------------------------------------------------------------------------------------
+
+local function mail(c, boot, ...)
+  local box = key(c, 'mail', boot)
+  redis.call('XADD', box, 'MAXLEN', '~', MAIL_LENGTH, '*', ...)
+  redis.call('PEXPIRE', box, MAIL_TTL_MS)  -- each renewal prolongs it, so only a dead worker's mail goes
+end
+
+-- Tell the owner of a leg how it ended, unless it is the caller. The nonce is in it because a worker may have claimed
+-- the same request again before it reads this.
+local function mail_leg_ended(c, r, leg, why, caller)
+  local p = FIELDS_OF[leg]
+  local boot, nonce = r[p .. 'boot'], r[p .. 'nonce']
+  if not boot or not OWNED_IN[leg][r.state] or leg == caller then return end
+  mail(c, boot, 'event', 'ended', 'id', r.id, 'room', r.room or '0', 'leg', leg, 'why', why, 'nonce', nonce)
+end
+
+local function mail_ended(c, r, why, caller)
+  mail_leg_ended(c, r, 'prefill', why, caller)
+  mail_leg_ended(c, r, 'decode', why, caller)
+end
+
+--- Rooms --------------------------------------------------------------------------------------------------------
+
+local function room_state(c, r)
+  return r.room and redis.call('HGET', key(c, 'room', r.room), 'state') or ''
+end
+
+-- A sealed room has served; any other may still be asked about by the side that published pages into it.
+local function end_room(c, r)
+  if not r.room then return end
+  local room = key(c, 'room', r.room)
+  if room_state(c, r) == 'sealed' then
+    redis.call('DEL', room)
+  else
+    redis.call('HSET', room, 'state', 'ended')
+    redis.call('PEXPIRE', room, ENDED_ROOM_TTL_MS)
+  end
+end
+
+--- Legs ---------------------------------------------------------------------------------------------------------
+
+local function give(c, r, leg, boot, nonce, lease_ms)
+  local p = FIELDS_OF[leg]
+  redis.call('ZADD', key(c, 'lease'), later(c, lease_ms), r.id .. '/' .. leg)
+  redis.call('HSET', key(c, 'legs', boot), nonce, r.id .. '/' .. leg)
+  write(c, r, { fence = r.fence + 1, [p .. 'boot'] = boot, [p .. 'fence'] = r.fence + 1, [p .. 'nonce'] = nonce })
+end
+
+-- The leg has no owner any more. The claim stays in the record until the caller erases it.
+local function take(c, r, leg)
+  local p = FIELDS_OF[leg]
+  if not r[p .. 'boot'] then return end
+  redis.call('ZREM', key(c, 'lease'), r.id .. '/' .. leg)
+  redis.call('HDEL', key(c, 'legs', r[p .. 'boot']), r[p .. 'nonce'])
+end
+
+local function take_everything(c, r)
+  for _, leg in ipairs({ 'prefill', 'decode' }) do
+    take(c, r, leg)
+    redis.call('ZREM', key(c, 'queue', leg), r.id)
+  end
+end
+
+local function erase_claim(c, r, leg)
+  local p = FIELDS_OF[leg]
+  erase(c, r, { p .. 'boot', p .. 'fence', p .. 'nonce' })
+end
+
+-- A worker that retracted a request opens itself to new ones only when somebody decodes it again, or nobody has to.
+local function forget_retraction(c, r)
+  if not r.retracted_by then return end
+  redis.call('SREM', key(c, 'retracted', r.retracted_by), r.id)
+  erase(c, r, { 'retracted_by' })
+end
+
+--- Transitions that several events share -------------------------------------------------------------------------
+
+-- Back to the start of its way, whatever was reached: the next attempt works from prompt and stream.
+local function requeue(c, r, why, caller)
+  mail_ended(c, r, why, caller)
+  end_room(c, r)
+  take_everything(c, r)
+  erase_claim(c, r, 'prefill')
+  erase_claim(c, r, 'decode')
+  erase(c, r, OF_ONE_ATTEMPT)
+  write(c, r, { state = 'queued', requeues = r.requeues + 1, requeue_why = why })
+  enqueue(c, r, 'prefill')
+end
+
+-- Nothing was published yet, so prefill goes on and only the decode leg looks for another worker.
+local function requeue_decode(c, r, why, caller)
+  mail_leg_ended(c, r, 'decode', why, caller)
+  take(c, r, 'decode')
+  erase_claim(c, r, 'decode')
+  erase(c, r, { 'decode_claimed' })
+  write(c, r, { requeues = r.requeues + 1, requeue_why = why })
+  enqueue(c, r, 'decode')
+end
+
+-- The owner of a leg is gone or gives it back.
+local function give_back(c, r, leg, why, caller)
+  if leg == 'decode' and room_state(c, r) == 'open' then
+    requeue_decode(c, r, why, caller)
+  else
+    requeue(c, r, why, caller)
+  end
+end
+
+-- The one way to a terminal state. `outcome` goes into the record and into the last entry of the token stream.
+local function end_request(c, r, state, outcome, held_text, caller)
+  mail_ended(c, r, state, caller)
+  end_room(c, r)
+  take_everything(c, r)
+  forget_retraction(c, r)
+
+  local marker = { 'state', state }
+  if held_text and held_text ~= '' then
+    table.insert(marker, 'text')
+    table.insert(marker, held_text)
+  end
+  for name, value in pairs(outcome) do
+    table.insert(marker, name)
+    table.insert(marker, value)
+  end
+  local stream = key(c, 'tok', r.id, 0)
+  redis.call('XADD', stream, (r.tokens + 1) .. '-2', unpack(marker))
+  outcome.state, outcome.ended = state, c.stamp
+  write(c, r, outcome)
+
+  redis.call('DEL', key(c, 'prompt', r.id))
+  redis.call('PEXPIRE', stream, r.result_ttl_ms)
+  redis.call('PEXPIRE', key(c, 'req', r.id), r.result_ttl_ms)
+  redis.call('ZREM', key(c, 'deadline'), r.id)
+  redis.call('ZADD', key(c, 'ended'), later(c, r.result_ttl_ms), r.id)
+  redis.call('HINCRBY', key(c, 'totals'), 'open_bytes', -r.bytes)
+end
+
+local function fail_request(c, r, code, message, caller)
+  end_request(c, r, 'failed', { error_code = code, error_message = message }, nil, caller)
+end
+
+--- Events: gateway ----------------------------------------------------------------------------------------------
+
+-- id, prompt, params, prompt_tokens, timeout_ms, kind, idempotency key, body hash, max_open_requests,
+-- max_open_bytes, result_ttl_ms -> outcome, id, rings
+local function submit(keys, args)
+  local c = enter(keys)
+  local id, prompt, params = args[1], args[2], args[3]
+  local idempotency = args[7] ~= '' and key(c, 'idem', args[7])
+
+  local known = idempotency and redis.call('HMGET', idempotency, 'id', 'body') or { false, false }
+  if known[1] and known[2] ~= args[8] then return { 'conflict', known[1], {} } end
+  local earlier = read(c, known[1] or id)
+  if known[1] or earlier then
+    -- The ring of the first call may have been lost with its caller.
+    if earlier and earlier.state == 'queued' then ring(c, 'prefill', earlier) end
+    return { (known[1] or id) == id and 'new' or 'duplicate', known[1] or id, c.rings }
+  end
+
+  local bytes = #prompt + #params
+  local open_bytes = redis.call('HGET', key(c, 'totals'), 'open_bytes') or 0
+  local full = redis.call('ZCARD', key(c, 'deadline')) >= tonumber(args[9]) or open_bytes + bytes > tonumber(args[10])
+  if full then return { 'full', id, {} } end
+
+  local r = { id = id }
+  write(c, r, {
+    state = 'queued', kind = args[6], params = params, prompt_tokens = args[4], tokens = 0, cached_tokens = 0,
+    attempt = 1, fence = 0, retractions = 0, requeues = 0, bytes = bytes, result_ttl_ms = args[11],
+    submitted = c.stamp, deadline = later(c, args[5]),
+  })
+  redis.call('SET', key(c, 'prompt', id), prompt)
+  redis.call('ZADD', key(c, 'requests'), c.stamp, id)
+  redis.call('ZADD', key(c, 'deadline'), r.deadline, id)
+  redis.call('HINCRBY', key(c, 'totals'), 'open_bytes', bytes)
+  if idempotency then
+    redis.call('HSET', idempotency, 'id', id, 'body', args[8])
+    redis.call('PEXPIRE', idempotency, IDEMPOTENCY_TTL_MS)
+  end
+  enqueue(c, r, 'prefill')
+  return { 'new', id, c.rings }
+end
+
+-- id -> the record, empty if there is none
+local function cancel(keys, args)
+  local c = enter(keys)
+  local r = read(c, args[1])
+  if r and not TERMINAL[r.state] then end_request(c, r, 'cancelled', {}) end
+  return redis.call('HGETALL', key(c, 'req', args[1]))
+end
+
+-- id -> the record, empty if there is none
+local function record(keys, args)
+  return redis.call('HGETALL', key(enter(keys), 'req', args[1]))
+end
+
+-- limit, id before which to start or '' -> id, record, id, record...
+local function list_requests(keys, args)
+  local c = enter(keys)
+  local index = key(c, 'requests')
+  local first = 0
+  if args[2] ~= '' then
+    local rank = redis.call('ZREVRANK', index, args[2])
+    if not rank then return {} end
+    first = rank + 1
+  end
+  local found = {}
+  for _, id in ipairs(redis.call('ZREVRANGE', index, first, first + args[1] - 1)) do
+    local record = redis.call('HGETALL', key(c, 'req', id))
+    if #record > 0 then
+      table.insert(found, id)
+      table.insert(found, record)
+    end
+  end
+  return found
+end
+
+--- Events: claims -----------------------------------------------------------------------------------------------
+
+-- The request whose leg this worker should take, or nil. In order of the queue: the first that fits, or the wanted
+-- one if it ranks with it. Nothing overtakes a leg that starves and would fit an empty worker.
+local function choose(c, leg, boot, free_tokens, capacity_tokens, wanted)
+  local only_retracted = leg == 'decode' and redis.call('EXISTS', key(c, 'retracted', boot)) == 1
+  local first
+  for _, id in ipairs(redis.call('ZRANGE', key(c, 'queue', leg), 0, SCAN_LEGS - 1)) do
+    local r = read(c, id)
+    local needed = r.prompt_tokens + r.tokens + 1
+    if only_retracted and class(r) ~= RETRACTED then break end
+    if first and class(r) ~= class(first) then break end
+    if needed <= free_tokens then
+      if wanted == '' or id == wanted then return r end
+      first = first or r
+    elseif needed <= capacity_tokens and c.now - r[FIELDS_OF[leg] .. 'queued'] > STARVED_MS then
+      break
+    end
+  end
+  return first
+end
+
+local function claimed(c, r, leg)
+  local p = FIELDS_OF[KEPT_AS[leg]]
+  local emitted = {}
+  if tonumber(r.tokens) > 0 then
+    for _, entry in ipairs(redis.call('XRANGE', key(c, 'tok', r.id, 0), '-', '+')) do
+      table.insert(emitted, entry[2][2])
+    end
+  end
+  local more = redis.call('HMGET', key(c, 'req', r.id), 'params', 'deadline')
+  local prompt = redis.call('GET', key(c, 'prompt', r.id))
+  return { r.id, r[p .. 'fence'], r[p .. 'nonce'], r.room or '0', r.attempt, r.solo or '0', prompt, emitted,
+           more[1], r.p_boot or '', more[2], c.rings }
+end
+
+-- leg, boot, nonce, room, free_tokens, capacity_tokens, lease_ms, wanted -> see claimed(), or nil
+local function claim(keys, args)
+  local c = enter(keys)
+  local leg, boot, nonce, room = args[1], args[2], args[3], args[4]
+  local queue = leg == 'decode' and 'decode' or 'prefill'
+
+  local mine = redis.call('HGET', key(c, 'legs', boot), nonce)
+  if mine then
+    local r = read(c, mine:match('^(.*)/'))
+    if leg == 'prefill' and not r.d_boot then ring(c, 'decode', r) end
+    return claimed(c, r, leg)
+  end
+
+  if leg == 'prefill' and redis.call('EXISTS', key(c, 'room', room)) == 1 then return nil end  -- rooms are used once
+  local r = choose(c, queue, boot, tonumber(args[5]), tonumber(args[6]), args[8])
+  if not r then return nil end
+  redis.call('ZREM', key(c, 'queue', queue), r.id)
+
+  if leg == 'prefill' then
+    give(c, r, 'prefill', boot, nonce, args[7])
+    redis.call('HSET', key(c, 'room', room), 'state', 'open', 'id', r.id, 'writer', boot)
+    write(c, r, { state = 'prefill', room = room, claimed = c.stamp })
+    enqueue(c, r, 'decode')
+  else
+    give(c, r, 'decode', boot, nonce, args[7])
+    write(c, r, { decode_claimed = c.stamp })
+    forget_retraction(c, r)
+    if leg == 'both' then write(c, r, { state = 'decode', claimed = c.stamp }) end
+  end
+  return claimed(c, r, leg)
+end
+
+--- Events: owners -----------------------------------------------------------------------------------------------
+
+local STALE = { 0, {} }
+local function done(c)
+  return { 1, c.rings }
+end
+
+-- hold, room, pages, row -> ok, rings
+local function publish(keys, args)
+  local c = enter(keys)
+  local r = owned(c, args, PUBLISH_IN)
+  if not r or r.room ~= args[5] then return STALE end
+  if room_state(c, r) == 'published' then return done(c) end
+  local where = { 'peer', r.d_boot, 'pages', args[6], 'row', args[7] }
+  redis.call('HSET', key(c, 'room', r.room), 'state', 'published', unpack(where))
+  write(c, r, { published = c.stamp })
+  mail(c, r.p_boot, 'event', 'published', 'id', r.id, 'room', r.room, unpack(where))
+  return done(c)
+end
+
+-- room -> peer, pages, row, or nil
+local function published(keys, args)
+  local values = redis.call('HMGET', key(enter(keys), 'room', args[1]), 'state', 'peer', 'pages', 'row')
+  if values[1] ~= 'published' then return nil end
+  return { values[2], values[3], values[4] }
+end
+
+local function note_prefill(c, r, cached_tokens, start_ms_ago, end_ms_ago)
+  local start, stop = ago(c, start_ms_ago), ago(c, end_ms_ago)
+  write(c, r, { cached_tokens = cached_tokens, prefill_start = start, prefill_end = stop })
+end
+
+-- hold, room, cached_tokens, start_ms_ago, end_ms_ago, transfer us, bytes, descriptors -> ok, rings
+local function kv_ready(keys, args)
+  local c = enter(keys)
+  local r = owned(c, args, KV_READY_IN)
+  if not r or r.room ~= args[5] then return STALE end
+  if r.state ~= 'prefill' then return done(c) end
+  if room_state(c, r) ~= 'published' then return STALE end
+  redis.call('HSET', key(c, 'room', r.room), 'state', 'sealed')
+  take(c, r, 'prefill')
+  note_prefill(c, r, args[6], args[7], args[8])
+  write(c, r, { state = 'ready', ready = c.stamp, transfer_us = args[9], transfer_bytes = args[10],
+                transfer_descriptors = args[11] })
+  mail(c, r.d_boot, 'event', 'ready', 'id', r.id, 'room', r.room)
+  return done(c)
+end
+
+local function append(c, r, e)
+  local stream = key(c, 'tok', r.id, 0)
+  local n = tonumber(r.tokens)
+  for i = n - e.start + 1, #e.tokens do
+    local token_id, text, logprobs = e.tokens[i][1], e.tokens[i][2], e.tokens[i][3]
+    local entry = (n + 1) .. '-1'
+    if logprobs then
+      redis.call('XADD', stream, entry, 'token', token_id, 'text', text, 'logprobs', logprobs)
+    else
+      redis.call('XADD', stream, entry, 'token', token_id, 'text', text)
+    end
+    n = n + 1
+  end
+  if n > tonumber(r.tokens) then
+    write(c, r, { state = 'decode', tokens = n, first_token = r.first_token or c.stamp })
+  end
+end
+
+local function emit_one(c, e)
+  local r = owned(c, e.hold, e.finish and FINISH_IN or EMIT_IN)
+  if not r then return { 'stale', 0 } end
+  if r.state == 'finished' then return { 'done', 0 } end
+  if e.start > tonumber(r.tokens) then return { 'gap', tonumber(r.tokens) } end
+  append(c, r, e)
+  if e.prefilled then note_prefill(c, r, unpack(e.prefilled)) end
+  if not e.finish then return { 'ok', 0 } end
+  local outcome = { finish_reason = e.finish.reason, stop_reason = e.finish.stop_reason }
+  end_request(c, r, 'finished', outcome, e.finish.text, 'decode')
+  return { 'done', 0 }
+end
+
+-- one JSON object per request of an engine step -> per request: outcome, expected position
+local function emit(keys, args)
+  local c = enter(keys)
+  local answers = {}
+  for i, text in ipairs(args) do answers[i] = emit_one(c, cjson.decode(text)) end
+  return answers
+end
+
+-- hold, why -> ok, rings
+local function release(keys, args)
+  local c = enter(keys)
+  local r, leg = owned(c, args)
+  if not r then return STALE end
+  if args[5] == 'retract' and r.state ~= 'prefill' then
+    redis.call('SADD', key(c, 'retracted', r.d_boot), r.id)
+    write(c, r, { retractions = r.retractions + 1, retracted_by = r.d_boot })
+  end
+  give_back(c, r, leg, 'requeued', leg)
+  return done(c)
+end
+
+-- hold, code, message -> ok, rings
+local function fail(keys, args)
+  local c = enter(keys)
+  local r, leg = owned(c, args)
+  if not r then return STALE end
+  fail_request(c, r, args[5], args[6], leg)
+  return done(c)
+end
+
+--- Events: workers ----------------------------------------------------------------------------------------------
+
+-- Which life of the server's data this is: it changes when the server restarts, fails over or is flushed.
+local function epoch(c)
+  redis.call('SET', key(c, 'epoch'), c.stamp, 'NX')
+  local run_id = redis.call('INFO', 'server'):match('run_id:(%x+)')
+  return run_id .. ':' .. redis.call('GET', key(c, 'epoch'))
+end
+
+local function see_worker(c, boot)
+  redis.call('PEXPIRE', key(c, 'worker', boot), WORKER_TTL_MS)
+  redis.call('PEXPIRE', key(c, 'mail', boot), MAIL_TTL_MS)
+  redis.call('ZADD', key(c, 'workers'), c.stamp, boot)
+end
+
+-- boot, field, value, field, value... of its card -> nothing
+local function register(keys, args)
+  local c = enter(keys)
+  local boot = table.remove(args, 1)
+  redis.call('HSET', key(c, 'worker', boot), unpack(args))
+  see_worker(c, boot)
+  return {}
+end
+
+-- Give back every leg of this worker whose nonce is not listed.
+local function give_back_unlisted(c, boot, listed)
+  local legs = redis.call('HGETALL', key(c, 'legs', boot))
+  for i = 1, #legs, 2 do
+    if not listed[legs[i]] then
+      local id, leg = legs[i + 1]:match('^(.*)/(%l+)$')
+      give_back(c, read(c, id), leg, 'requeued', leg)
+    end
+  end
+end
+
+-- boot -> rings
+local function deregister(keys, args)
+  local c = enter(keys)
+  give_back_unlisted(c, args[1], {})
+  redis.call('DEL', key(c, 'worker', args[1]), key(c, 'mail', args[1]))
+  redis.call('ZREM', key(c, 'workers'), args[1])
+  return c.rings
+end
+
+-- Why a worker does not own a leg that it believes in.
+local function why_lost(r, leg)
+  if not r then return 'unknown' end
+  if TERMINAL[r.state] then return r.state end
+  if leg == 'prefill' and r.state ~= 'queued' and r.state ~= 'prefill' then return 'done' end
+  return r.requeue_why or 'requeued'
+end
+
+-- boot, load, lease_ms, holds -> known, epoch, per hold (1, state, room state) or (0, why, ''), rings
+local function renew(keys, args)
+  local c = enter(keys)
+  local boot, lease_ms = args[1], tonumber(args[3])
+  local known = redis.call('EXISTS', key(c, 'worker', boot))
+  if known == 1 then
+    redis.call('HSET', key(c, 'worker', boot), 'load', args[2])
+    see_worker(c, boot)
+  end
+  local answers, listed = {}, {}
+  for i, hold in ipairs(cjson.decode(args[4])) do
+    listed[hold[4]] = true
+    local r, leg = owned(c, hold)
+    if r then
+      redis.call('ZADD', key(c, 'lease'), later(c, lease_ms), r.id .. '/' .. leg)
+      answers[i] = { 1, r.state, room_state(c, r) }
+    else
+      answers[i] = { 0, why_lost(read(c, hold[1]), hold[2]), '' }
+    end
+  end
+  give_back_unlisted(c, boot, listed)
+  return { known, epoch(c), answers, c.rings }
+end
+
+-- -> each live worker's card
+local function workers(keys)
+  local c = enter(keys)
+  local cards = {}
+  for _, boot in ipairs(redis.call('ZRANGE', key(c, 'workers'), 0, -1)) do
+    local card = redis.call('HGETALL', key(c, 'worker', boot))
+    if #card > 0 then table.insert(cards, card) end
+  end
+  return cards
+end
+
+-- writer, room, asker -> nothing
+local function ask(keys, args)
+  local c = enter(keys)
+  mail(c, args[1], 'event', 'ask', 'room', args[2], 'boot', args[3])
+  return {}
+end
+
+-- room, asker -> nothing
+local function settle(keys, args)
+  local c = enter(keys)
+  local room = key(c, 'room', args[1])
+  if redis.call('HGET', room, 'state') == 'ended' then redis.call('DEL', room) end
+  mail(c, args[2], 'event', 'settled', 'room', args[1])
+  return {}
+end
+
+--- Events: reaper -----------------------------------------------------------------------------------------------
+
+local function due(c, name)
+  return redis.call('ZRANGEBYSCORE', key(c, name), '-inf', c.stamp, 'LIMIT', 0, REAP_BATCH)
+end
+
+-- While Redis was away no worker could renew. They get one whole lease to do so.
+local function may_expire_leases(c, lease_ms)
+  local reaper = key(c, 'reaper')
+  local last, wait_until = unpack(redis.call('HMGET', reaper, 'last', 'wait_until'))
+  if not last or c.now - last > lease_ms then
+    wait_until = later(c, lease_ms)
+    redis.call('HSET', reaper, 'wait_until', wait_until)
+  end
+  redis.call('HSET', reaper, 'last', c.stamp)
+  return c.now >= tonumber(wait_until)
+end
+
+local function expire(c, r, leg, suspect_after)
+  if r.solo then
+    return fail_request(c, r, 'crashed', 'The worker crashed while it ran this request alone.')
+  end
+  local attempt = r.attempt + 1
+  write(c, r, { attempt = attempt })
+  if attempt >= suspect_after then write(c, r, { solo = 1 }) end
+  give_back(c, r, leg, 'expired')
+end
+
+local function live_slots(c)
+  local slots = { prefill = 0, decode = 0 }
+  for _, boot in ipairs(redis.call('ZRANGE', key(c, 'workers'), 0, -1)) do
+    local role, load = unpack(redis.call('HMGET', key(c, 'worker', boot), 'role', 'load'))
+    local leg = role == 'decode' and 'decode' or 'prefill'
+    if role then slots[leg] = slots[leg] + cjson.decode(load).slots end
+  end
+  return slots
+end
+
+-- A ring may be lost on its way. More rings than there is room for would help nobody.
+local function ring_again(c, leg, slots, after_ms)
+  if slots < 1 then return end
+  local rung = FIELDS_OF[leg] .. 'rung'
+  for _, id in ipairs(redis.call('ZRANGE', key(c, 'queue', leg), 0, math.min(slots, REAP_BATCH) - 1)) do
+    if c.now - redis.call('HGET', key(c, 'req', id), rung) > after_ms then
+      local r = read(c, id)
+      write(c, r, { [rung] = c.stamp })
+      ring(c, leg, r)
+    end
+  end
+end
+
+-- lease_ms, suspect_after, ring_after_ms -> rings, ids whose lease expired, ids that failed
+local function reap(keys, args)
+  local c = enter(keys)
+  local expired, failed = {}, {}
+  for _, id in ipairs(due(c, 'deadline')) do
+    fail_request(c, read(c, id), 'timeout', 'The request did not finish before its deadline.')
+    table.insert(failed, id)
+  end
+  if may_expire_leases(c, tonumber(args[1])) then
+    for _, member in ipairs(due(c, 'lease')) do
+      -- Ending one leg of a request may have ended the other.
+      if redis.call('ZSCORE', key(c, 'lease'), member) then
+        local id, leg = member:match('^(.*)/(%l+)$')
+        local r = read(c, id)
+        expire(c, r, leg, tonumber(args[2]))
+        table.insert(TERMINAL[r.state] and failed or expired, id)
+      end
+    end
+  end
+  local slots = live_slots(c)
+  ring_again(c, 'prefill', slots.prefill, tonumber(args[3]))
+  ring_again(c, 'decode', slots.decode, tonumber(args[3]))
+  for _, id in ipairs(due(c, 'ended')) do
+    redis.call('ZREM', key(c, 'ended'), id)
+    redis.call('ZREM', key(c, 'requests'), id)
+  end
+  redis.call('ZREMRANGEBYSCORE', key(c, 'workers'), '-inf', ago(c, WORKER_TTL_MS))
+  return { c.rings, expired, failed }
+end
+
+-- When memory is full only new requests are refused: all other events bring the open ones closer to their end.
+local GROWS, MOVES, READS = {}, { 'allow-oom' }, { 'no-writes' }
+local FUNCTIONS = {
+  { 'submit', submit, GROWS },
+  { 'claim', claim, MOVES },
+  { 'cancel', cancel, MOVES },
+  { 'publish', publish, MOVES },
+  { 'kv_ready', kv_ready, MOVES },
+  { 'emit', emit, MOVES },
+  { 'release', release, MOVES },
+  { 'fail', fail, MOVES },
+  { 'register', register, MOVES },
+  { 'renew', renew, MOVES },
+  { 'deregister', deregister, MOVES },
+  { 'ask', ask, MOVES },
+  { 'settle', settle, MOVES },
+  { 'reap', reap, MOVES },
+  { 'record', record, READS },
+  { 'published', published, READS },
+  { 'list_requests', list_requests, READS },
+  { 'workers', workers, READS },
+}
+for i = 1, #FUNCTIONS do  -- while it loads, a library has no ipairs
+  local name, callback, flags = FUNCTIONS[i][1], FUNCTIONS[i][2], FUNCTIONS[i][3]
+  redis.register_function { function_name = 'kvrelay_' .. name, callback = callback, flags = flags }
+end

@@ -1,0 +1,318 @@
+"""The truth in Redis, as Python calls it: one method per event of the state tables in docs/architecture.md.
+
+Every method may run twice without harm, since redis-py repeats a call whose answer is late: claims are
+recognized by their nonce, tokens by their position, and a repeated transition is either answered again or
+stale. All raise redis.exceptions.ConnectionError or TimeoutError when the server is away.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from redis.exceptions import OutOfMemoryError
+
+from relay.answers import (
+    Claim,
+    Emission,
+    EmitOutcome,
+    Emitted,
+    Kept,
+    Lost,
+    Moved,
+    Prefilled,
+    PublishedPages,
+    Reaped,
+    Renewed,
+    RoomState,
+    SubmitOutcome,
+    Submitted,
+    Transfer,
+)
+from relay.functions import Functions
+from relay.geometry import Geometry
+from relay.packed import pack_ints, unpack_ints
+from relay.redis_client import command_client
+from relay.request import Claimed, Hold, Leg, Record, Ring, State, Submission, Timings, Why
+from relay.sampling import SamplingParams
+from relay.worker_card import Incarnation, Load, WorkerCard
+
+RESULT_TTL_MS = 3_600_000
+
+
+class Rooms:
+    """The requests and rooms of one model. Thread-safe; one per process is enough."""
+
+    def __init__(self, url: str, model: str, result_ttl_ms: int = RESULT_TTL_MS) -> None:
+        self.redis = command_client(url)
+        self.root = root_key(model)
+        self._functions = Functions(self.redis, self.root)
+        self._result_ttl_ms = result_ttl_ms
+
+    def close(self) -> None:
+        self.redis.close()
+
+    # Gateway
+
+    def submit(self, s: Submission) -> Submitted:
+        """Create record, prompt, queue entry and idempotency key in one step."""
+        try:
+            outcome, request_id, rings = self._functions.call(
+                "submit",
+                s.request_id,
+                pack_ints(s.prompt_ids),
+                s.params.to_json(),
+                len(s.prompt_ids),
+                s.timeout_ms,
+                s.kind,
+                s.idempotency_key or "",
+                s.body_hash,
+                s.max_open_requests,
+                s.max_open_bytes,
+                self._result_ttl_ms,
+            )
+        except OutOfMemoryError:
+            return Submitted(SubmitOutcome.FULL, s.request_id, None)
+        ring = _rings(rings)[0] if rings else None
+        return Submitted(SubmitOutcome(outcome.decode()), request_id.decode(), ring)
+
+    def cancel(self, request_id: str) -> Record | None:
+        """Cancel wherever the request is. A request that has ended stays as it is. None: no such request."""
+        return _record(request_id, self._functions.call("cancel", request_id))
+
+    def record(self, request_id: str) -> Record | None:
+        return _record(request_id, self._functions.call("record", request_id))
+
+    def list_requests(self, limit: int, before: str | None = None) -> list[Record]:
+        """Newest first: open ones, and ended ones until they expire. `before`: the last id of a page."""
+        found = self._functions.call("list_requests", limit, before or "")
+        records = (_record(request_id.decode(), fields) for request_id, fields in _pairs(found))
+        return [record for record in records if record]
+
+    def workers(self) -> list[WorkerCard]:
+        """The cards of workers that renewed in the last 10 s."""
+        return [_card(dict(_pairs(fields))) for fields in self._functions.call("workers")]
+
+    # Claims
+
+    def claim(
+        self,
+        leg: Leg,
+        boot: str,
+        nonce: str,
+        room: int,
+        free_tokens: int,
+        capacity_tokens: int,
+        lease_ms: int,
+        wanted: str | None = None,
+    ) -> Claim | None:
+        """Take the leg that comes first among those of at most `free_tokens` tokens (prompt, stream and the
+        next one), or `wanted` if it ranks with that one. None: nothing fits, or an older leg that would fit
+        `capacity_tokens` has the next turn.
+
+        `nonce` names this claim: a repeat returns the same leg. `room` is a random 63-bit candidate id for
+        PREFILL. BOTH takes what PREFILL takes, without a room.
+        """
+        reply = self._functions.call(
+            "claim", leg, boot, nonce, room, free_tokens, capacity_tokens, lease_ms, wanted or ""
+        )
+        return _claim(leg, reply) if reply else None
+
+    # Owners
+
+    def publish(self, hold: Hold, room: int, pages: Sequence[int], row: int) -> Moved:
+        """The decode worker opens `pages` and metadata `row` to the prefill worker."""
+        assert hold.leg is Leg.DECODE
+        return _moved(self._functions.call("publish", *_hold(hold), room, pack_ints(pages), row))
+
+    def published(self, room: int) -> PublishedPages | None:
+        """What was published in a room, for a prefill worker that missed the mail."""
+        reply = self._functions.call("published", room)
+        if not reply:
+            return None
+        peer, pages, row = reply
+        return PublishedPages(peer.decode(), unpack_ints(pages), int(row))
+
+    def kv_ready(self, hold: Hold, room: int, prefilled: Prefilled, transfer: Transfer) -> Moved:
+        """The prefill worker says that pages and row are DONE; its leg ends here."""
+        assert hold.leg is Leg.PREFILL
+        return _moved(self._functions.call("kv_ready", *_hold(hold), room, *prefilled, *transfer))
+
+    def emit(self, batch: Sequence[Emission]) -> list[Emitted]:
+        """Append the tokens of one engine step, all requests in one call. Tokens already there stay."""
+        if not batch:
+            return []
+        replies = self._functions.call("emit", *map(_emission, batch))
+        return [Emitted(EmitOutcome(outcome.decode()), expected) for outcome, expected in replies]
+
+    def release(self, hold: Hold, why: Why) -> Moved:
+        """Give a leg back unfinished; it counts as no attempt."""
+        return _moved(self._functions.call("release", *_hold(hold), why))
+
+    def fail(self, hold: Hold, code: str, message: str) -> Moved:
+        """End the request with an error that another attempt would meet again."""
+        return _moved(self._functions.call("fail", *_hold(hold), code, message))
+
+    # Workers
+
+    def register(self, card: WorkerCard) -> None:
+        fields: dict[str, str | bytes | int] = {
+            "incarnation": card.incarnation.to_json(),
+            "name": card.name,
+            "role": card.role,
+            "geometry": card.geometry.to_json(),
+            "capacity_tokens": card.capacity_tokens,
+            "agent_metadata": card.agent_metadata,
+            "load": _load(card.load),
+        }
+        self._functions.call("register", card.boot, *(part for pair in fields.items() for part in pair))
+
+    def renew(self, boot: str, load: Load, holds: Sequence[Hold], lease_ms: int) -> Renewed:
+        """Renew worker and legs, and give back every leg of `boot` that is not listed in `holds`.
+
+        So the caller must be the thread that claims: what another thread claims meanwhile would be given back.
+        """
+        known, epoch, answers, rings = self._functions.call(
+            "renew", boot, _load(load), lease_ms, json.dumps([_hold(hold) for hold in holds])
+        )
+        kept = [
+            Kept(hold, State(state.decode()), RoomState(room_state.decode()) if room_state else None)
+            for hold, (owned, state, room_state) in zip(holds, answers)
+            if owned
+        ]
+        lost = [Lost(hold, why.decode()) for hold, (owned, why, _) in zip(holds, answers) if not owned]
+        return Renewed(bool(known), epoch, kept, lost, _rings(rings))
+
+    def deregister(self, boot: str) -> list[Ring]:
+        """Give back whatever `boot` still owns and drop its card and mail."""
+        return _rings(self._functions.call("deregister", boot))
+
+    def ask(self, writer_boot: str, room: int, asker_boot: str) -> None:
+        """Ask the writer of a room whether it can still write into the asker's pages."""
+        self._functions.call("ask", writer_boot, room, asker_boot)
+
+    def settle(self, room: int, asker_boot: str) -> None:
+        """Answer: every handle posted for this room is DONE, and no further one will be posted."""
+        self._functions.call("settle", room, asker_boot)
+
+    def reap(self, lease_ms: int, suspect_after: int, ring_after_ms: int = 2_000) -> Reaped:
+        """Expire leases and deadlines, ring again what nobody claimed. Any worker may call at any time."""
+        rings, expired, failed = self._functions.call("reap", lease_ms, suspect_after, ring_after_ms)
+        return Reaped(_rings(rings), [i.decode() for i in expired], [i.decode() for i in failed])
+
+
+def root_key(model: str) -> str:
+    """The root of a model's keys; its braces are the hash tag that keeps them in one slot."""
+    return f"kvr:{{{model}}}"
+
+
+def _pairs(flat: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    return zip(flat[::2], flat[1::2])
+
+
+def _hold(hold: Hold) -> tuple[str, str, str, str]:
+    return hold.request_id, hold.leg, str(hold.fence), hold.nonce
+
+
+def _load(load: Load) -> str:
+    return json.dumps(load._asdict())
+
+
+def _rings(reply: list[Any]) -> list[Ring]:
+    return [Ring(Leg(leg.decode()), request_id.decode(), int(tokens)) for leg, request_id, tokens in reply]
+
+
+def _moved(reply: list[Any]) -> Moved:
+    ok, rings = reply
+    return Moved(bool(ok), _rings(rings))
+
+
+def _emission(emission: Emission) -> str:
+    """As `emit` in rooms.lua reads it: absent is absent, never null."""
+    tokens = [
+        [t.token_id, t.text] if t.logprobs is None else [t.token_id, t.text, json.dumps(t.logprobs)]
+        for t in emission.tokens
+    ]
+    message: dict[str, Any] = {
+        "hold": _hold(emission.hold),
+        "start": emission.start_position,
+        "tokens": tokens,
+    }
+    if emission.prefilled:
+        message["prefilled"] = emission.prefilled
+    if emission.finish:
+        finish = emission.finish
+        message["finish"] = {"reason": finish.reason, "text": finish.text}
+        if finish.stop_reason is not None:
+            message["finish"]["stop_reason"] = json.dumps(finish.stop_reason)
+    return json.dumps(message)
+
+
+def _claim(leg: Leg, reply: list[Any]) -> Claim:
+    request_id, fence, nonce, *rest = reply
+    room, attempt, solo, prompt, emitted, params, prefill_boot, deadline, rings = rest
+    claimed = Claimed(
+        hold=Hold(request_id.decode(), leg, int(fence), nonce.decode()),
+        room=int(room),
+        attempt=int(attempt),
+        solo=solo == b"1",
+        prompt_ids=unpack_ints(prompt),
+        emitted=tuple(map(int, emitted)),
+        params=SamplingParams.from_json(params),
+        prefill_boot=prefill_boot.decode() if leg is Leg.DECODE else None,
+        deadline_ms=int(float(deadline)),
+    )
+    return Claim(claimed, _rings(rings))
+
+
+def _card(fields: dict[bytes, bytes]) -> WorkerCard:
+    return WorkerCard(
+        incarnation=Incarnation.from_json(fields[b"incarnation"]),
+        name=fields[b"name"].decode(),
+        role=fields[b"role"].decode(),
+        geometry=Geometry.from_json(fields[b"geometry"]),
+        capacity_tokens=int(fields[b"capacity_tokens"]),
+        agent_metadata=fields[b"agent_metadata"],
+        load=Load(**json.loads(fields[b"load"])),
+    )
+
+
+def _record(request_id: str, flat: Sequence[bytes]) -> Record | None:
+    if not flat:
+        return None
+    fields = {name.decode(): value for name, value in _pairs(flat)}
+
+    def text(name: str) -> str | None:
+        return fields[name].decode() if name in fields else None
+
+    def time_ms(name: str) -> float:
+        return float(fields.get(name, 0))
+
+    return Record(
+        request_id=request_id,
+        state=State(fields["state"].decode()),
+        kind=fields["kind"].decode(),
+        params=SamplingParams.from_json(fields["params"]),
+        prompt_tokens=int(fields["prompt_tokens"]),
+        completion_tokens=int(fields["tokens"]),
+        cached_tokens=int(fields["cached_tokens"]),
+        attempts=int(fields["attempt"]),
+        retractions=int(fields["retractions"]),
+        finish_reason=text("finish_reason"),
+        stop_reason=json.loads(fields["stop_reason"]) if "stop_reason" in fields else None,
+        error_code=text("error_code"),
+        error_message=text("error_message"),
+        timings=Timings(
+            submitted=time_ms("submitted"),
+            claimed=time_ms("claimed"),
+            published=time_ms("published"),
+            prefill_start=time_ms("prefill_start"),
+            prefill_end=time_ms("prefill_end"),
+            ready=time_ms("ready"),
+            decode_claimed=time_ms("decode_claimed"),
+            first_token=time_ms("first_token"),
+            ended=time_ms("ended"),
+            transfer_us=int(fields.get("transfer_us", 0)),
+            transfer_bytes=int(fields.get("transfer_bytes", 0)),
+            transfer_descriptors=int(fields.get("transfer_descriptors", 0)),
+        ),
+    )
