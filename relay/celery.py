@@ -1,0 +1,96 @@
+"""The Celery app: a doorbell per leg, and nothing of a request but its id."""
+
+import logging
+import secrets
+from functools import cache
+from typing import Any
+
+from celery import Celery, signals
+from kombu.exceptions import OperationalError
+
+from relay import log as logs
+from relay.log import event
+from relay.request import Leg, Ring
+from relay.routing import queue_of
+from relay.settings import Settings
+
+log = logging.getLogger(__name__)
+
+TASK_OF_LEG = {Leg.PREFILL: "kvrelay.prefill", Leg.DECODE: "kvrelay.decode"}
+LEG_OF_TASK = {name: leg for leg, name in TASK_OF_LEG.items()}
+
+# One quick retry heals a connection that went stale; what cannot be rung now is rung by the reaper.
+_PUBLISH_RETRY = {"max_retries": 1, "interval_start": 0.0, "interval_step": 0.1, "interval_max": 0.1}
+
+app = Celery("kvrelay", broker=Settings.from_env().celery_broker, set_as_current=True)
+app.conf.update(
+    # The message is a credit, the request record is the truth: acknowledged on arrival.
+    task_acks_late=False,
+    task_reject_on_worker_lost=False,
+    worker_prefetch_multiplier=1,
+    worker_disable_prefetch=True,
+    worker_cancel_long_running_tasks_on_connection_loss=False,
+    worker_enable_prefetch_count_reduction=False,
+    broker_connection_retry_on_startup=True,
+    broker_connection_max_retries=None,
+    broker_transport_options={
+        "socket_timeout": 5,
+        "socket_connect_timeout": 2,
+        "socket_keepalive": True,
+        "health_check_interval": 25,
+        "visibility_timeout": 3600,
+        "queue_order_strategy": "priority",
+        **_PUBLISH_RETRY,
+    },
+    # Nobody waits for a Celery result: clients read the request record.
+    task_ignore_result=True,
+    task_serializer="json",
+    result_serializer="json",
+    event_serializer="json",
+    accept_content=["json"],
+    worker_send_task_events=True,
+    task_send_sent_event=True,
+    task_track_started=True,
+    worker_hijack_root_logger=False,
+    worker_redirect_stdouts=False,
+)
+
+
+def ring(bell: Ring) -> bool:
+    """Ring for one leg of a request of this process's model.
+
+    False, within a few seconds, when the broker cannot be reached. The record already says that the leg waits,
+    so a lost bell costs the time until the reaper rings again.
+    """
+    try:
+        app.send_task(
+            TASK_OF_LEG[bell.leg],
+            args=(bell.request_id,),
+            task_id=f"{bell.request_id}:{bell.leg}:{secrets.token_hex(4)}",
+            queue=queue_of(bell.leg, _model_name()),
+            argsrepr=f"({bell.request_id!r}, {bell.prompt_tokens} tok)",
+            kwargsrepr="{}",
+            retry_policy=_PUBLISH_RETRY,
+        )
+    except OperationalError as error:
+        event(log, "ring_failed", logging.WARNING, request=bell.request_id, leg=bell.leg, error=error)
+        return False
+    return True
+
+
+@cache
+def _model_name() -> str:
+    return Settings.from_env().model_name
+
+
+def _run_elsewhere(request_id: str) -> None:
+    raise RuntimeError("a leg runs in EnginePool only: start the worker with `kvrelay worker`")
+
+
+for _name in LEG_OF_TASK:
+    app.task(name=_name, acks_late=False)(_run_elsewhere)
+
+
+@signals.setup_logging.connect  # type: ignore[untyped-decorator]
+def _configure_logs(**_: Any) -> None:
+    logs.configure()

@@ -1,0 +1,234 @@
+"""EnginePool: the Celery pool whose tasks are legs of requests, run by one engine.
+
+A task handed to the pool is a doorbell. It becomes STARTED at once, stays so while its leg runs, and ends when
+the engine host says so. Workers start with `-P custom` and CELERY_CUSTOM_WORKER_POOL=workers.pool:EnginePool.
+"""
+
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from billiard.einfo import ExceptionInfo
+from celery import signals
+from celery.concurrency.base import BasePool
+from celery.worker.request import Request
+
+from relay.celery import LEG_OF_TASK
+from relay.log import event
+from workers.doorbell import Doorbell, TaskHandle
+
+log = logging.getLogger(__name__)
+
+_DRAIN_POLL_S = 0.02
+
+
+class EngineHost(Protocol):
+    """What runs the legs. Every call comes from the hub thread and none may block, but `start` and `stop`."""
+
+    def start(self, name: str) -> None:
+        """Return when the model is loaded and warm, the threads run and the worker is registered."""
+
+    def ring(self, bell: Doorbell) -> None:
+        """Queue a credit to claim one leg; no I/O."""
+
+    def abort(self, task: TaskHandle) -> None:
+        """Cancel the request whose leg this task runs: somebody pressed Terminate."""
+
+    def capacity(self) -> int:
+        """Running tasks plus how many more could be taken now; never below what is running, at least 1."""
+
+    def stats(self) -> dict[str, Any]:
+        """Counters for `celery inspect stats`; plain JSON."""
+
+    def drain(self) -> None:
+        """Stop claiming, hand back what is queued, finish what runs within the grace period. May be repeated."""
+
+    def hand_back(self) -> None:
+        """Hand everything back now."""
+
+    def idle(self) -> bool:
+        """The drain is over: nothing is owned and nothing is in flight."""
+
+    def stop(self) -> None:
+        """Close the mailbox last, deregister, join the threads."""
+
+
+class Task:
+    """One running Celery task. `succeed` and `fail` may come from any thread; the first end counts."""
+
+    def __init__(self, pool: "EnginePool", request: Request) -> None:
+        self._pool = pool
+        self.request = request
+
+    def succeed(self, result: str) -> None:
+        self._pool.complete(self, result, failed=False)
+
+    def fail(self, error: str) -> None:
+        self._pool.complete(self, error, failed=True)
+
+    def terminate(self, signal: int | None = None) -> None:
+        """Celery's word for both a revoke and a cold shutdown; the latter cancels no request of a client."""
+        if not self.request._already_cancelled:
+            self._pool.abort(self)
+
+
+class EnginePool(BasePool):  # type: ignore[misc]
+    """Hands doorbells to an EngineHost and ends their Celery tasks when the host says so.
+
+    Ends arrive from the host's threads in a queue of their own, because the hub's ready callbacks have no order,
+    and are applied on the hub thread: by the hub while it runs, by `on_stop` after that.
+    """
+
+    signal_safe = False
+    body_can_be_buffer = True
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._host: EngineHost | None = None
+        self._hub: Any = None
+        self._running: set[Task] = set()  # Celery itself keeps only a weak reference
+        self._ends: deque[tuple[Task, str, bool]] = deque()
+        self._signals = 0
+        self._hurry = False
+
+    def make_host(self) -> EngineHost:
+        """The engine of this process."""
+        from workers.worker import Worker
+
+        return Worker()
+
+    def on_start(self) -> None:
+        _, name = self.options["initargs"]
+        host = self.make_host()
+        try:
+            host.start(name)
+        except (ValueError, OSError) as error:
+            event(log, "worker_start_failed", logging.CRITICAL, error=error)
+            raise SystemExit(os.EX_CONFIG) from error
+        self._host = host
+        signals.worker_shutting_down.connect(self._on_signal)
+
+    def register_with_event_loop(self, hub: Any) -> None:
+        """Called again after each reconnect, so what ended while Redis was away is applied then."""
+        self._hub = hub
+        hub.call_soon(self._apply_ends)
+
+    def on_apply(
+        self,
+        target: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        callback: Callable[..., Any],
+        accept_callback: Callable[..., Any],
+        **_: Any,
+    ) -> Task:
+        """Accept a doorbell. Whatever goes wrong ends this task: an exception here would end the worker."""
+        request: Request = callback.__self__  # type: ignore[attr-defined]
+        task = Task(self, request)
+        self._running.add(task)
+        try:
+            accept_callback(os.getpid(), time.monotonic())
+            self._ring(task)
+        except Exception as error:
+            log.exception("doorbell_failed task=%s", request.id)
+            task.fail(repr(error))
+        return task
+
+    def _ring(self, task: Task) -> None:
+        # `name` is whatever the sender chose to show; `type` is the task.
+        leg = LEG_OF_TASK.get(task.request.type)
+        if leg is None:
+            return task.fail(f"{task.request.type} does not run here, only {', '.join(LEG_OF_TASK)}")
+        match task.request.args:
+            case [str(request_id)]:
+                assert self._host is not None
+                self._host.ring(Doorbell(request_id, leg, task))
+            case _:
+                task.fail("a doorbell takes one argument, the request id")
+
+    def abort(self, task: Task) -> None:
+        """Cancel the request behind a task that was revoked; Celery has already announced REVOKED."""
+        assert self._host is not None
+        try:
+            self._host.abort(task)
+        except Exception:
+            log.exception("abort_failed task=%s", task.request.id)
+
+    def complete(self, task: Task, result: str, failed: bool) -> None:
+        """End a task; callable from any thread."""
+        self._ends.append((task, result, failed))
+        if self._hub is not None:
+            self._hub.call_soon(self._apply_ends)
+
+    def _apply_ends(self) -> None:
+        while self._ends:
+            task, result, failed = self._ends.popleft()
+            if task not in self._running:
+                continue
+            self._running.remove(task)
+            try:
+                _end(task.request, result, failed)
+            except Exception:
+                log.exception("task_end_failed task=%s", task.request.id)
+
+    def _on_signal(self, how: str = "", **_: Any) -> None:
+        """Runs inside the signal handler. Cold, or asked a second time: hand back instead of finishing."""
+        self._signals += 1
+        self._hurry = self._hurry or how == "Cold" or self._signals > 1
+
+    def on_close(self) -> None:
+        if self._host is not None:
+            self._host.drain()
+
+    def on_stop(self) -> None:
+        """Wait for the drain. A cold shutdown calls this from a signal handler, perhaps while it runs."""
+        self.on_close()
+        told = False
+        while self._host is not None and not self._host.idle():
+            if self._hurry and not told:
+                told = True
+                self._host.hand_back()
+            self._apply_ends()
+            time.sleep(_DRAIN_POLL_S)
+        host, self._host = self._host, None
+        if host is not None:
+            host.stop()
+        self._apply_ends()
+
+    def on_terminate(self) -> None:
+        self._hurry = True
+        self.on_stop()
+
+    def terminate_job(self, pid: int, signal: int | None = None) -> None:
+        """Nothing: a leg is no process. Celery calls Task.terminate as well, which does the work."""
+
+    @property
+    def num_processes(self) -> int:
+        """How many tasks Celery may hand over in all; asked before each read of the queue."""
+        return self.limit if self._host is None else max(1, self._host.capacity())
+
+    def _get_info(self) -> dict[str, Any]:
+        info = super()._get_info()
+        info["max-concurrency"] = self.num_processes
+        info["running"] = len(self._running)
+        info["engine"] = self._host.stats() if self._host is not None else {}
+        return info
+
+
+class LegFailed(Exception):
+    """How a failed leg shows in Celery: its message is the request's error."""
+
+
+def _end(request: Request, result: str, failed: bool) -> None:
+    if request._already_revoked or request._already_cancelled:
+        return
+    if not failed:
+        request.on_success((False, result, time.time() - request.time_start))
+        return
+    try:
+        raise LegFailed(result)
+    except LegFailed:
+        request.on_failure(ExceptionInfo(), return_ok=True)
