@@ -1,6 +1,7 @@
 """What a gateway tells about a model without loading it."""
 
 import os
+from pathlib import Path
 from typing import NamedTuple
 
 from relay.gguf import read_gguf_head
@@ -18,22 +19,25 @@ class ModelCard(NamedTuple):
 
 
 def read_model_card(path: str | os.PathLike[str]) -> ModelCard:
-    """Describe the model at `path`. Raises ModelError if it is no model."""
+    """Describe the model at `path`. Raises ModelError if it is no language model."""
     path = resolve_model(path)
-    name = served_name(path)
     if path.is_dir():
         config = read_json(path / "config.json")
-        try:
-            architecture = config["architectures"][0]
-            context, vocab = config["max_position_embeddings"], config["vocab_size"]
-        except (KeyError, IndexError, TypeError) as error:
-            raise ModelError(f"{path / 'config.json'} lacks {error}: is it a language model?") from error
+        context, vocab_size = config.get("max_position_embeddings"), config.get("vocab_size")
     else:
         head = read_gguf_head(path)
-        if "token_embd.weight" not in head.tensors:
-            raise ModelError(f"{path} has no tensor token_embd.weight: is it a language model?")
-        architecture, context = head.architecture, head.get("context_length")
-        vocab = head.tensors["token_embd.weight"].shape[0]
-        if context is None:
-            raise ModelError(f"{path} lacks the key {architecture}.context_length: convert the model again")
-    return ModelCard(name, architecture, context, vocab, fingerprint(path))
+        embedding = head.tensors.get("token_embd.weight")
+        context, vocab_size = head.get("context_length"), embedding.shape[0] if embedding else None
+    if context is None or vocab_size is None:
+        raise ModelError(f"{path} states no context length or vocabulary size: is it a language model?")
+    return ModelCard(served_name(path), read_architecture(path), context, vocab_size, fingerprint(path))
+
+
+def read_architecture(path: Path) -> str:
+    """The kind of model, as its file spells it: "LlamaForCausalLM" in config.json, "llama" in GGUF."""
+    if path.is_file():
+        return read_gguf_head(path).architecture
+    names = read_json(path / "config.json").get("architectures")
+    if not names:
+        raise ModelError(f"{path / 'config.json'} names no architecture: is it a language model?")
+    return str(names[0])

@@ -46,8 +46,7 @@ class GGUFWeights:
         self._rotated_heads = (
             {"q_proj": config.heads, "k_proj": config.kv_heads} if head.architecture == "llama" else {}
         )
-        unknown = {gguf.GGMLQuantizationType(tensor.kind).name for tensor in head.tensors.values()}
-        if unknown := unknown - set(_QUANTIZATIONS):
+        if unknown := {_kind_name(tensor.kind) for tensor in head.tensors.values()} - set(_QUANTIZATIONS):
             raise ModelError(
                 f"{path} is quantized as {', '.join(sorted(unknown))}, known are: {', '.join(_QUANTIZATIONS)}"
             )
@@ -67,7 +66,7 @@ class GGUFWeights:
             tensor = torch.from_numpy(raw.copy()).view(torch.bfloat16).view(shape)
         else:
             values = gguf.quants.dequantize(raw.view(_item_type(kind)), gguf.GGMLQuantizationType(kind))
-            tensor = torch.from_numpy(np.array(values)).view(shape)
+            tensor = torch.from_numpy(np.require(values, requirements="W")).view(shape)
         module = name.rsplit(".", 2)[-2]
         return _halves(tensor, self._rotated_heads[module]) if module in self._rotated_heads else tensor
 
@@ -79,6 +78,13 @@ def _hf_name(name: str) -> str:
         return f"model.layers.{index}.{_LAYER_NAMES.get(module, module)}.{kind}"
     module, _, kind = name.rpartition(".")
     return f"{_NAMES.get(module, module)}.{kind}"
+
+
+def _kind_name(kind: int) -> str:
+    try:
+        return gguf.GGMLQuantizationType(kind).name
+    except ValueError:
+        return f"type {kind}"
 
 
 def _size_bytes(shape: tuple[int, ...], kind: int) -> int:

@@ -43,8 +43,11 @@ class Model:
         self._embedding = weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
         self._layers = [self._take_layer(weights, i) for i in range(config.layers)]
         self._final_norm = weights.take("model.norm.weight", config.hidden_size)
-        head = weights.take_optional("lm_head.weight", *self._embedding.shape)
-        self._head = self._embedding if head is None or config.tied_embeddings else head
+        if config.tied_embeddings:
+            weights.skip("lm_head.weight")  # some files store the copy
+            self._head = self._embedding
+        else:
+            self._head = weights.take("lm_head.weight", *self._embedding.shape)
         divisors = weights.take_optional("rope_freqs.weight", config.head_dim // 2)
         weights.check_all_taken()
         self._cos_sin = cos_sin_cache(

@@ -5,6 +5,7 @@ import os
 import torch
 
 from kernels.base import Kernels
+from relay.model_card import read_architecture
 from relay.model_file import ModelError, resolve_model
 from workers.models.config import ModelConfig
 from workers.models.llama import Llama
@@ -38,10 +39,11 @@ def load_model(
     if dtype not in DTYPES:
         raise ModelError(f"unknown dtype {dtype!r}: set DTYPE to one of {', '.join(DTYPES)}")
     path = resolve_model(path)
-    config = ModelConfig.load(path)
-    if config.architecture not in ARCHITECTURES:
+    architecture = read_architecture(path)
+    if architecture not in ARCHITECTURES:
         raise ModelError(
-            f"architecture {config.architecture!r} is not supported, known are: {', '.join(ARCHITECTURES)}"
+            f"architecture {architecture!r} is not supported, known are: {', '.join(ARCHITECTURES)}"
         )
+    config = ModelConfig.load(path)
     loader = WeightLoader(open_weights(path, config), DTYPES[dtype], torch.device(device))
-    return ARCHITECTURES[config.architecture](config, loader, kernels)
+    return ARCHITECTURES[architecture](config, loader, kernels)

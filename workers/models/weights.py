@@ -59,6 +59,10 @@ class WeightLoader:
     def take_optional(self, name: str, *shape: int) -> Tensor | None:
         return self.take(name, *shape) if name in self._names else None
 
+    def skip(self, name: str) -> None:
+        """Leave a tensor, which may not even be there, in the file."""
+        self._taken.add(name)
+
     def check_all_taken(self) -> None:
         """Raise ModelError if the file holds tensors nobody took: it is another kind of model."""
         if left := sorted(self._names - self._taken):
