@@ -1,0 +1,74 @@
+"""What one sequence remembers for its sampling: which tokens it has, and what its logits are corrected by."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from relay.sampling import SamplingParams
+
+
+class SamplingState:
+    """A function of (params, prompt ids, output ids): built again on another worker it is the same.
+
+    The scheduler calls `append` with every output token, in order. Token ids outside the vocabulary are
+    ignored: they can never be sampled.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt_ids: Sequence[int],
+        output_ids: Sequence[int],
+        vocab_size: int,
+        eos_ids: Iterable[int],
+        device: torch.device,
+    ) -> None:
+        def to_tensor(ids: Iterable[int]) -> Tensor:
+            inside = [token for token in ids if 0 <= token < vocab_size]
+            return torch.tensor(inside, dtype=torch.int64, device=device)
+
+        self._params = params
+        self._repeats = params.repetition_penalty != 1.0
+        self._counts_matter = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+        self._biased_ids = to_tensor(params.logit_bias)
+        biases = [params.logit_bias[token] for token in self._biased_ids.tolist()]
+        self._biases = torch.tensor(biases, dtype=torch.float32, device=device)
+        self._end_ids = to_tensor({*params.stop_token_ids, *(() if params.ignore_eos else eos_ids)})
+        self._prompt_ids = to_tensor(set(prompt_ids) if self._repeats else ())
+        self._output: Counter[int] = Counter()  # stays empty when no penalty asks for it
+        for token in output_ids:
+            self.append(token)
+
+    def append(self, token: int) -> None:
+        """Note the next output token."""
+        if self._repeats or self._counts_matter:
+            self._output[token] += 1
+
+    def neutral(self, position: int) -> bool:
+        """Whether the logits of this output position stay as they are."""
+        penalised = self._repeats or self._counts_matter
+        return not penalised and not self._params.logit_bias and position >= self._params.min_tokens
+
+    def correct(self, logits: Tensor, position: int) -> Tensor:
+        """New float32 [vocab]: bias, then no end before `min_tokens`, then the penalties.
+
+        Repetition (Keskar et al., "CTRL", 2019): divides positive logits of seen tokens, multiplies others.
+        Frequency and presence (OpenAI): subtracted per occurrence in the output, and once if there is any.
+        """
+        params = self._params
+        scores = logits.clone()
+        scores[self._biased_ids] += self._biases
+        if position < params.min_tokens:
+            scores[self._end_ids] = -torch.inf
+        output_ids = torch.tensor(list(self._output), dtype=torch.int64, device=logits.device)
+        if self._repeats:
+            seen_ids = torch.cat((self._prompt_ids, output_ids))  # what is in both gets the same value twice
+            seen = scores[seen_ids]
+            penalty = params.repetition_penalty
+            scores[seen_ids] = torch.where(seen > 0, seen / penalty, seen * penalty)
+        if self._counts_matter:
+            counts = torch.tensor(list(self._output.values()), dtype=torch.float32, device=logits.device)
+            scores[output_ids] -= params.frequency_penalty * counts + params.presence_penalty
+        return scores
