@@ -1,7 +1,7 @@
-"""The relay's transport, as the control thread sees it: one KVManager per process, a KVSender or KVReceiver per room.
+"""The relay's transport, as control sees it: a KVManager per process, a KVSender or KVReceiver per room.
 
-A manager runs the transfer thread, which alone touches the transport. Senders and receivers are handles: their methods
-only put a message into that thread's queue. Events come back through `on_event`, called on the transfer thread.
+A manager runs the transfer thread, which alone touches the transport. Senders and receivers are handles:
+their methods only put a message into that thread's queue. Events come back through `on_event`, called on it.
 """
 
 from abc import ABC, abstractmethod
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from relay.geometry import Geometry
-from workers.engine.messages import Computed, Sampled
+from workers.engine.messages import Computed, Crashed, Sampled
 
 
 class Seal(NamedTuple):
@@ -36,29 +36,33 @@ class Destination(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """Every page handle and the row are DONE and the room is closed to posts."""
+    """Every page handle and the row are DONE: nothing is left to post, and nothing in flight."""
 
     room: int
-    bytes: int
-    descriptors: int
+    bytes: int  # of pages
+    descriptors: int  # pieces the pages went out in, neighbours merged
     exposed_us: int  # from the end of compute to the row's DONE
 
 
 class SendFailed(NamedTuple):
-    """A handle ended in an error: the room is closed to posts, its source pages stay pinned until `Settled` or the
-    peer is dead. `error` names what happened."""
+    """The room cannot be sent, told once: it is closed to posts, its source pages stay pinned until `Settled`
+    (which comes after `close`, and only if every handle reaches DONE) or the peer is dead. `error` names what
+    happened."""
 
     room: int
     error: str
 
 
 class Settled(NamedTuple):
-    """After `close`: every handle posted for the room reached DONE (or none was posted). Proof for the reader."""
+    """After `close`: every handle posted for the room reached DONE (or none was posted). Proof for the
+    reader. A room whose handle ended in an error never settles: an error does not say that nothing lands any
+    more."""
 
     room: int
 
 
-TransferEvent = Sent | SendFailed | Settled
+# Crashed: the transfer thread ended; the process must exit.
+TransferEvent = Sent | SendFailed | Settled | Crashed
 
 
 class PeerUnknown(LookupError):
@@ -70,19 +74,29 @@ class KVSender(ABC):
 
     @abstractmethod
     def bootstrap(self, destination: Destination, peer_metadata: bytes, peer: Geometry) -> None:
-        """The decode worker's pages are known; what was computed so far goes out at once. Raises GeometryMismatch."""
+        """The decode worker's pages are known; what was computed so far goes out at once. Idempotent.
+
+        `peer_metadata` is the `agent_metadata` of the manager `destination.boot` names, `peer` its geometry.
+        Raises GeometryMismatch; whatever else is wrong with the destination ends in SendFailed.
+        """
 
     @abstractmethod
     def computed(self, part: Computed) -> None:
-        """These layers of these pages may be read; sent now, or kept until bootstrap. Called on the engine thread."""
+        """These layers of these pages may be read; sent now, or after bootstrap. Called on the engine thread.
+
+        Parts come in any order, but no block twice: handles have no order, so an older copy could land last.
+        """
 
     @abstractmethod
     def seal(self, seal: Seal) -> None:
-        """Compute is over: when all pages are DONE write the row; then the event is Sent."""
+        """Compute is over: once `seal.pages` pages are computed and every page handle is DONE the row is
+        written; then the event is Sent. The manager fills in the digest."""
 
     @abstractmethod
     def close(self) -> None:
-        """No further post. The event is Settled once every posted handle is DONE; idempotent."""
+        """No further post, at any time, also after Sent or SendFailed: the manager forgets the room after
+        this. The event is Settled once every posted handle is DONE; idempotent. A room whose peer was
+        forgotten tells nothing."""
 
 
 class KVReceiver(ABC):
@@ -97,8 +111,12 @@ class KVReceiver(ABC):
         """The row as it stands, or None while it is still poisoned or torn."""
 
     @abstractmethod
+    def verify(self, seal: Seal, pages: Sequence[int]) -> bool:
+        """Whether `pages` (by position) hold what the seal's digest says; True when it has none."""
+
+    @abstractmethod
     def release(self, quarantine: bool) -> None:
-        """Give the row back; with `quarantine` only when `proven(room)` is called."""
+        """Give the row back; with `quarantine` only when `proven(room)` is called. Idempotent."""
 
 
 class KVManager(ABC):
@@ -106,7 +124,8 @@ class KVManager(ABC):
 
     @property
     @abstractmethod
-    def agent_metadata(self) -> bytes: ...
+    def agent_metadata(self) -> bytes:
+        """What a peer needs to write into this pool; published in the worker's card."""
 
     @abstractmethod
     def start(self, on_event: Callable[[TransferEvent], None]) -> None: ...
@@ -124,11 +143,18 @@ class KVManager(ABC):
         """No write of this room can come any more: its quarantined row is free again."""
 
     @abstractmethod
-    def forget_peer(self, boot: str) -> None:
-        """The peer is dead: drop its agent. Handles in flight to it end in SendFailed."""
+    def posts_until(self, deadline_s: float) -> None:
+        """No post starts after `deadline_s` (monotonic seconds) until a later one is set: the end of the
+        worker's leases as it last knew them. Without a call there is no deadline."""
 
     @abstractmethod
-    def stop(self) -> None: ...
+    def forget_peer(self, boot: str) -> None:
+        """The peer is dead: drop its agent. Rooms not yet sent to it end in SendFailed, and no room of it
+        settles if something was in flight."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Release every handle and leave the transport; returns within seconds, whatever is in flight."""
 
 
 class RowsExhausted(RuntimeError):
