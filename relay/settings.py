@@ -88,6 +88,7 @@ class Settings:
     served_name: str = _text("", "text", "name clients use; empty: derived from the model file")
     dtype: str = _choice("bfloat16", ("float32", "bfloat16", "float16"), "type of weights and KV")
     device: str = _choice("cpu", ("cpu", "cuda"), "where workers compute")
+    role: str = _choice("unified", ("prefill", "decode", "unified"), "what a worker does")
 
     redis_url: str = _url("redis://127.0.0.1:6379/0", _REDIS, "server of requests, rooms and token streams")
     broker_url: str = _url("", (*_REDIS, "sentinel", "memory"), "Celery broker; empty: REDIS_URL")
@@ -105,6 +106,9 @@ class Settings:
     max_running: int = _whole(64, 1, 65_536, "requests that one worker runs at a time")
     reserve_tokens: int = _whole(64, 0, 1 << 20, "free tokens beyond the prompt that a decode claim needs")
     threads: int = _whole(0, 0, 1_024, "compute threads of a worker; 0: one per core")
+    unsent_share: float = _number(
+        0.5, 0.01, 1.0, "share of a prefill pool that may hold KV no decode worker took"
+    )
     kv_digest: bool = _switch(False, "compare a digest of every KV page on both sides (for tests)")
 
     lease_ms: int = _whole(3_000, 500, 60_000, "how long a silent worker keeps its legs")

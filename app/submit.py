@@ -1,0 +1,161 @@
+"""A validated body becomes a record, and a doorbell."""
+
+import logging
+import secrets
+import uuid
+from typing import NamedTuple
+
+from flask import request
+
+from app.admission import missing, most_output_tokens
+from app.body import Body, read_body
+from app.errors import RETRY_AFTER_S, ApiError, invalid, unavailable
+from app.schema import SamplingFields
+from app.service import Service
+from relay.answers import SubmitOutcome
+from relay.log import event
+from relay.request import Submission
+from relay.worker_card import WorkerCard
+
+log = logging.getLogger(__name__)
+
+MAX_KEY_LENGTH = 255
+
+
+class Accepted(NamedTuple):
+    """`replayed`: this idempotency key and body had been accepted before, and nothing new was created."""
+
+    request_id: str
+    prompt_tokens: int
+    replayed: bool
+    has_key: bool
+
+
+def current_body() -> Body:
+    """The body of the current request. Raises ApiError."""
+    return read_body(request.get_data(cache=False), request.content_type)
+
+
+def submit(
+    service: Service,
+    kind: str,
+    body: SamplingFields,
+    prompt_ids: tuple[int, ...],
+    digest: str,
+    timeout_s: float | None = None,
+) -> Accepted:
+    """Record the request, then ring. Raises ApiError when it cannot be accepted; nothing is recorded then."""
+    try:
+        return _submit(service, kind, body, prompt_ids, digest, timeout_s)
+    except ApiError as error:
+        service.metrics.submitted.labels(kind, error.code).inc()
+        raise
+
+
+def _submit(
+    service: Service,
+    kind: str,
+    body: SamplingFields,
+    prompt_ids: tuple[int, ...],
+    digest: str,
+    timeout_s: float | None,
+) -> Accepted:
+    if body.model not in (None, service.model):
+        raise no_such_model(body.model or "")
+    key = _idempotency_key()
+    max_tokens = _max_tokens(service, body.output_tokens, prompt_ids)
+    submission = Submission(
+        request_id=f"req-{uuid.uuid4().hex}",
+        prompt_ids=prompt_ids,
+        params=body.params(max_tokens, secrets.randbits(63), service.tokenizer.vocab_size),
+        timeout_ms=_timeout_ms(service, timeout_s),
+        idempotency_key=key,
+        body_hash=f"{kind}:{digest}",
+        kind=kind,
+        max_open_requests=service.settings.max_open_requests,
+        max_open_bytes=service.settings.max_open_bytes,
+    )
+    submitted = service.rooms.submit(submission)
+    if submitted.outcome is SubmitOutcome.CONFLICT:
+        raise ApiError(
+            409,
+            "This Idempotency-Key came before with another body: use a new key.",
+            code="idempotency_conflict",
+        )
+    if submitted.outcome is SubmitOutcome.FULL:
+        raise ApiError(
+            429,
+            "Too many requests are open. Try again later.",
+            code="too_many_requests",
+            retry_after_s=RETRY_AFTER_S,
+        )
+    if submitted.ring:
+        # The record holds already: a bell that is not heard is rung again by the reaper.
+        try:
+            service.ring(submitted.ring)
+        except Exception as error:
+            event(log, "ring_failed", logging.WARNING, request=submitted.request_id, error=error)
+    replayed = submitted.outcome is SubmitOutcome.DUPLICATE
+    service.metrics.submitted.labels(kind, "replayed" if replayed else "accepted").inc()
+    if not replayed:
+        service.metrics.prompt_tokens.inc(len(prompt_ids))
+    event(
+        log,
+        "submitted",
+        request=submitted.request_id,
+        kind=kind,
+        prompt_tokens=len(prompt_ids),
+        replayed=replayed,
+    )
+    return Accepted(submitted.request_id, len(prompt_ids), replayed, key is not None)
+
+
+def no_such_model(name: str) -> ApiError:
+    return ApiError(404, f"The model {name!r} does not exist.", code="model_not_found", param="model")
+
+
+def _max_tokens(service: Service, wanted: int | None, prompt_ids: tuple[int, ...]) -> int:
+    """The limit on output: as wanted, else what context and workers leave. Raises ApiError."""
+    prompt_tokens = len(prompt_ids)
+    left = service.context_tokens - prompt_tokens
+    if left < (wanted or 1):
+        raise invalid(
+            f"This model's maximum context length is {service.context_tokens} tokens. You requested"
+            f" {prompt_tokens + (wanted or 1)}: {prompt_tokens} of prompt and {wanted or 1} of output.",
+            "prompt" if left < 1 else "max_tokens",
+            code="context_length_exceeded",
+        )
+    fits = most_output_tokens(prompt_tokens, _living_workers(service))
+    if fits < (wanted or 1):
+        raise invalid(
+            f"No living worker can hold {prompt_tokens} prompt tokens and {wanted or 1} output tokens"
+            f" in its KV pool; at most {max(fits, 0)} output tokens fit after this prompt.",
+            "max_tokens" if fits > 0 else "prompt",
+            code="exceeds_kv_capacity",
+        )
+    return wanted or min(left, fits)
+
+
+def _living_workers(service: Service) -> list[WorkerCard]:
+    workers = service.rooms.workers()
+    if without := missing(workers):
+        raise unavailable(f"No {' and no '.join(without)} worker is alive. Try again later.", "no_workers")
+    return workers
+
+
+def _timeout_ms(service: Service, timeout_s: float | None) -> int:
+    longest = service.settings.request_timeout_s
+    if timeout_s is not None and timeout_s > longest:
+        raise invalid(f"timeout must be at most {longest} seconds.", "timeout")
+    return max(1, round(1000 * (timeout_s or longest)))
+
+
+def _idempotency_key() -> str | None:
+    key = request.headers.get("Idempotency-Key")
+    if key is None:
+        return None
+    if not 0 < len(key) <= MAX_KEY_LENGTH or not key.isascii() or not key.isprintable():
+        raise invalid(
+            f"Idempotency-Key must be 1 to {MAX_KEY_LENGTH} printable ASCII characters.", "Idempotency-Key"
+        )
+    return key
