@@ -23,7 +23,8 @@ _GGUF_END_ROLES = ("eos", "eot", "eom")
 class Tokenizer:
     """A model's tokenizer. Threads may share it.
 
-    `bos_id` is None where a model has none. `eos_ids` are all ids that end a text or a turn.
+    `bos_id` is None where a model has none. `eos_ids` are all ids that end a text or a turn,
+    `special_ids` those that decoding may skip.
     """
 
     def __init__(
@@ -37,12 +38,14 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
-        self._added = {i: token.content for i, token in backend.get_added_tokens_decoder().items()}
+        added = backend.get_added_tokens_decoder()
+        self._added = {i: token.content for i, token in added.items()}
         self._byte_of = _byte_alphabet() if "ByteLevel" in repr(backend.decoder) else None
         self._template = ChatTemplate(chat_template, special_tokens) if chat_template else None
         bos = special_tokens.get("bos_token")
         self.bos_id: int | None = backend.token_to_id(bos) if bos is not None else None
         self.eos_ids = frozenset(eos_ids)
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
 
     @classmethod
