@@ -72,9 +72,9 @@ class KVWorker:
     def content(self, pages: Sequence[int]) -> bytes:
         return self.pool[:, list(pages)].tobytes()
 
-    def others(self, pages: Sequence[int]) -> bytes:
-        """Every byte outside of these pages: the canaries."""
-        return np.delete(self.pool, list(pages), axis=1).tobytes()
+    def others(self, pages: Sequence[int]) -> int:
+        """A checksum over every byte outside of these pages: the canaries."""
+        return self.memory.digest(sorted(set(range(self.geometry.pages)) - set(pages)))
 
 
 def destination(worker: KVWorker, pages: Sequence[int], row: int) -> Destination:
