@@ -1,0 +1,238 @@
+"""One request on its way through the state tables, and what the keys must obey on that way."""
+
+import itertools
+from dataclasses import dataclass, field
+from typing import Any
+
+from relay.answers import Claim, Emission, EmitOutcome, Prefilled, Transfer
+from relay.geometry import Geometry
+from relay.mailbox import Mail, Mailbox
+from relay.request import Finish, Hold, Leg, State, Submission, Token, Why
+from relay.rooms import Rooms
+from relay.sampling import SamplingParams
+from relay.worker_card import Incarnation, Load, WorkerCard
+from tests.servers import RedisServer
+
+LONG_MS = 600_000
+ROOMY = 1_000  # tokens
+LOAD = Load(4, ROOMY, 0, 0, 10, 0, 0, 0)
+PREFILLED = Prefilled(cached_tokens=2, start_ms_ago=20.0, end_ms_ago=5.0)
+TRANSFER = Transfer(us=300, bytes=4096, descriptors=2)
+
+_ids = itertools.count(1)
+
+
+def submission(request_id: str | None = None, tokens: int = 3, **more: Any) -> Submission:
+    return Submission(
+        request_id=request_id or f"req_{next(_ids)}",
+        prompt_ids=tuple(range(1, tokens + 1)),
+        params=SamplingParams(max_tokens=16),
+        **{"timeout_ms": LONG_MS, **more},
+    )
+
+
+def card(boot: str, role: str = "prefill", load: Load = LOAD) -> WorkerCard:
+    geometry = Geometry("print", "float32", 1, 1, 8, 16, 10)
+    return WorkerCard(Incarnation.here(boot), f"{role}@host", role, geometry, ROOMY, b"\x00agent\xff", load)
+
+
+def tokens(start: int, count: int) -> list[Token]:
+    return [Token(position, 100 + position, f"t{position} ") for position in range(start, start + count)]
+
+
+def nonce() -> str:
+    return f"nonce-{next(_ids)}"
+
+
+def claim(
+    rooms: Rooms,
+    leg: Leg,
+    boot: str,
+    *,
+    free_tokens: int = ROOMY,
+    lease_ms: int = LONG_MS,
+    wanted: str | None = None,
+) -> Claim | None:
+    return rooms.claim(leg, boot, nonce(), next(_ids), free_tokens, ROOMY, lease_ms, wanted)
+
+
+@dataclass
+class View:
+    """Everything about one request that a transition may change."""
+
+    state: str
+    room: str | None  # the state of its latest room
+    queue: str | None
+    leases: frozenset[str]
+    attempt: int
+    entries: int  # of the token stream, its end included
+    fields: dict[bytes, bytes] = field(repr=False)
+
+
+class Scene:
+    """`reach` drives a new request to a place by real calls. Workers: P and D for a pair, U if unified."""
+
+    def __init__(self, rooms: Rooms, server: RedisServer, model: str) -> None:
+        self.rooms = rooms
+        self.url = server.url
+        self.model = model
+        self.id = f"req_{next(_ids)}"
+        self.room = 0
+        self.p: Hold = Hold(self.id, Leg.PREFILL, 1, "nobody")
+        self.d: Hold = Hold(self.id, Leg.DECODE, 1, "nobody")
+        self._mail_read: dict[str, int] = {}
+
+    def reach(self, place: str, timeout_ms: int = LONG_MS) -> None:
+        rooms = self.rooms
+        if place == "absent":
+            return
+        rooms.submit(submission(self.id, timeout_ms=timeout_ms))
+        if place == "queued":
+            return
+        if place == "unified":
+            self.claim_unified()
+            return
+        self.claim_prefill()
+        if place == "open":
+            return
+        self.claim_decode()
+        if place == "reserved":
+            return
+        assert rooms.publish(self.d, self.room, [7, 8], 3).ok
+        if place == "published":
+            return
+        if place in ("cancelled", "failed"):
+            if place == "cancelled":
+                rooms.cancel(self.id)
+            else:
+                assert rooms.fail(self.p, "error", "The model cannot run this.").ok
+            return
+        assert rooms.kv_ready(self.p, self.room, PREFILLED, TRANSFER).ok
+        if place == "ready":
+            return
+        assert self.emit(0, 2) is EmitOutcome.OK
+        if place == "decode":
+            return
+        assert place == "finished"
+        assert self.emit(2, 1, Finish("stop", 102)) is EmitOutcome.DONE
+
+    def claim_prefill(self) -> None:
+        got = claim(self.rooms, Leg.PREFILL, "P")
+        assert got
+        self.p, self.room = got.claimed.hold, got.claimed.room
+
+    def claim_decode(self) -> None:
+        got = claim(self.rooms, Leg.DECODE, "D")
+        assert got
+        self.d = got.claimed.hold
+
+    def claim_unified(self) -> None:
+        got = claim(self.rooms, Leg.BOTH, "U")
+        assert got
+        self.d = got.claimed.hold
+
+    def emit(self, start: int, count: int, finish: Finish | None = None) -> EmitOutcome:
+        return self.rooms.emit([Emission(self.d, start, tokens(start, count), finish)])[0].outcome
+
+    def release(self, leg: Leg, why: Why = Why.DRAIN) -> bool:
+        return self.rooms.release(self.p if leg is Leg.PREFILL else self.d, why).ok
+
+    def new_mail(self, boot: str) -> list[Mail]:
+        """What came into a mailbox since the last call."""
+        box = Mailbox(self.url, self.model, boot)
+        mail = box.read(block_ms=0)
+        box.close()
+        seen = self._mail_read.get(boot, 0)
+        self._mail_read[boot] = len(mail)
+        return mail[seen:]
+
+    def view(self) -> View | None:
+        redis: Any = self.rooms.redis
+        root = self.rooms.root
+        fields = redis.hgetall(f"{root}:req:{self.id}")
+        if not fields:
+            return None
+        queues = [leg for leg in ("prefill", "decode") if redis.zscore(f"{root}:queue:{leg}", self.id)]
+        assert len(queues) < 2
+        leases = [m.decode() for m in redis.zrange(f"{root}:lease", 0, -1)]
+        room = redis.hget(f"{root}:room:{self.room}", "state") if self.room else None
+        return View(
+            state=fields[b"state"].decode(),
+            room=room.decode() if room else None,
+            queue=queues[0] if queues else None,
+            leases=frozenset(m.split("/")[1] for m in leases if m.startswith(f"{self.id}/")),
+            attempt=int(fields[b"attempt"]),
+            entries=redis.xlen(f"{root}:tok:{self.id}:0"),
+            fields=fields,
+        )
+
+
+def check_integrity(rooms: Rooms) -> None:
+    """What holds for all keys of a model after any call."""
+    redis: Any = rooms.redis
+    root = rooms.root
+    prefill, decode, deadline, ended = (
+        {i.decode() for i in redis.zrange(f"{root}:{name}", 0, -1)}
+        for name in ("queue:prefill", "queue:decode", "deadline", "ended")
+    )
+    leases = {m.decode() for m in redis.zrange(f"{root}:lease", 0, -1)}
+    owned: dict[str, tuple[str, str]] = {}
+    for index in redis.scan_iter(f"{root}:legs:*"):
+        boot = index.decode().split(":legs:")[1]
+        for claim_nonce, member in redis.hgetall(index).items():
+            assert member.decode() not in owned
+            owned[member.decode()] = (boot, claim_nonce.decode())
+    assert owned.keys() == leases
+    retracted = {
+        (index.decode().split(":retracted:")[1], i.decode())
+        for index in redis.scan_iter(f"{root}:retracted:*")
+        for i in redis.smembers(index)
+    }
+
+    ids = {i.decode() for i in redis.zrange(f"{root}:requests", 0, -1)}
+    assert prefill | decode | deadline | ended <= ids
+    open_bytes = 0
+    for request_id in ids:
+        record = {k.decode(): v.decode() for k, v in redis.hgetall(f"{root}:req:{request_id}").items()}
+        state = State(record["state"])
+        legs = {leg for leg in ("prefill", "decode") if f"{request_id}/{leg}" in leases}
+        for leg in legs:
+            assert owned[f"{request_id}/{leg}"] == (record[f"{leg[0]}_boot"], record[f"{leg[0]}_nonce"])
+        room = redis.hget(f"{root}:room:{record['room']}", "state") if "room" in record else None
+        room_ttl_ms = redis.pttl(f"{root}:room:{record['room']}") if "room" in record else None
+        waits = {name for name, queue in (("prefill", prefill), ("decode", decode)) if request_id in queue}
+
+        _check_stream(redis.xrange(f"{root}:tok:{request_id}:0"), int(record["tokens"]), state)
+        assert (request_id in deadline) == (not state.terminal)
+        assert (request_id in ended) == state.terminal
+        assert redis.exists(f"{root}:prompt:{request_id}") == (not state.terminal)
+        assert (redis.pttl(f"{root}:req:{request_id}") > 0) == state.terminal
+        assert (redis.pttl(f"{root}:tok:{request_id}:0") > 0) == state.terminal
+        assert ("retracted_by" in record) == any(i == request_id for _, i in retracted)
+        if "retracted_by" in record:
+            assert (record["retracted_by"], request_id) in retracted
+
+        if state.terminal:
+            assert not legs | waits
+            assert room is None or (room == b"ended" and room_ttl_ms > 0)
+            continue
+        open_bytes += int(record["bytes"])
+        if state is State.QUEUED:
+            assert (waits, legs, room) == ({"prefill"}, set(), None)
+            assert not {"p_boot", "d_boot", "room"} & record.keys()
+        elif state is State.PREFILL:
+            assert "prefill" in legs
+            assert waits == ({"decode"} if "decode" not in legs else set())
+            assert room in (b"open", b"published")
+            assert room == b"open" or "decode" in legs
+            assert room_ttl_ms == -1
+        else:
+            assert (waits, legs) == (set(), {"decode"})
+            assert room == b"sealed" if "room" in record else state is State.DECODE
+    assert int(redis.hget(f"{root}:totals", "open_bytes") or 0) == open_bytes
+
+
+def _check_stream(entries: list[tuple[bytes, Any]], count: int, state: State) -> None:
+    """Positions are gap-free, and exactly the ended requests have an end."""
+    end = [f"{count + 1}-2".encode()] if state.terminal else []
+    assert [entry for entry, _ in entries] == [f"{p + 1}-1".encode() for p in range(count)] + end
