@@ -37,6 +37,13 @@ class Claim(NamedTuple):
     rings: list[Ring]
 
 
+class Waiting(NamedTuple):
+    """`retracted`: the first leg of the queue was retracted before, so it goes ahead of all others."""
+
+    legs: int
+    retracted: bool
+
+
 class Moved(NamedTuple):
     """`ok` False: the call was stale, and the caller drops its leg."""
 
@@ -117,6 +124,7 @@ class PublishedPages(NamedTuple):
     """Where the prefill worker writes a room's KV: what the mail `published` says."""
 
     peer_boot: str
+    nonce: str
     pages: tuple[int, ...]
     row: int
 

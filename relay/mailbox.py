@@ -14,6 +14,7 @@ class Published(NamedTuple):
     request_id: str
     room: int
     peer_boot: str
+    nonce: str  # of the decode claim: the seal repeats it
     pages: tuple[int, ...]
     row: int
 
@@ -60,12 +61,12 @@ class Mailbox:
         self._last = b"0-0"
 
     def read(self, block_ms: int = MAX_BLOCK_MS) -> list[Mail]:
-        """The mail since the last call; waits up to `block_ms` for the first of it.
+        """The mail since the last call; waits up to `block_ms` for the first of it, 0 not at all.
 
         Raises redis-py's ConnectionError or TimeoutError when the server is away; a next call loses nothing.
         """
-        assert 0 < block_ms <= MAX_BLOCK_MS
-        reply: Any = self._client.redis.xread({self._stream: self._last}, block=block_ms)
+        assert 0 <= block_ms <= MAX_BLOCK_MS
+        reply: Any = self._client.redis.xread({self._stream: self._last}, block=block_ms or None)
         if not reply:
             return []
         ((_, entries),) = reply
@@ -83,6 +84,7 @@ def _mail(fields: dict[bytes, bytes]) -> Mail:
                 fields[b"id"].decode(),
                 int(fields[b"room"]),
                 fields[b"peer"].decode(),
+                fields[b"nonce"].decode(),
                 unpack_ints(fields[b"pages"]),
                 int(fields[b"row"]),
             )

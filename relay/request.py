@@ -87,6 +87,7 @@ class Claimed:
     params: SamplingParams
     prefill_boot: str | None
     deadline_ms: int
+    submitted_ms: float
 
     @property
     def tokens(self) -> tuple[int, ...]:

@@ -332,6 +332,14 @@ local function record(keys, args)
   return redis.call('HGETALL', key(enter(keys), 'req', args[1]))
 end
 
+-- leg -> how many wait for it, and whether a retracted one is the first of them
+local function waiting(keys, args)
+  local queue = key(enter(keys), 'queue', args[1])
+  local first = redis.call('ZRANGE', queue, 0, 0, 'WITHSCORES')
+  local retracted = first[2] and tonumber(first[2]) < (RETRACTED + 1) * 1e13
+  return { redis.call('ZCARD', queue), retracted and 1 or 0 }
+end
+
 -- limit, id before which to start or '' -> id, record, id, record...
 local function list_requests(keys, args)
   local c = enter(keys)
@@ -386,7 +394,7 @@ local function claimed(c, r, leg)
   local more = redis.call('HMGET', key(c, 'req', r.id), 'params', 'deadline')
   local prompt = redis.call('GET', key(c, 'prompt', r.id))
   return { r.id, r[p .. 'fence'], r[p .. 'nonce'], r.room or '0', r.attempt, r.solo or '0', prompt, emitted,
-           more[1], r.p_boot or '', more[2], c.rings }
+           more[1], r.p_boot or '', more[2], r.submitted, c.rings }
 end
 
 -- leg, boot, nonce, room, free_tokens, capacity_tokens, lease_ms, wanted -> see claimed(), or nil
@@ -434,18 +442,18 @@ local function publish(keys, args)
   local r = owned(c, args, PUBLISH_IN)
   if not r or r.room ~= args[5] then return STALE end
   if room_state(c, r) == 'published' then return done(c) end
-  local where = { 'peer', r.d_boot, 'pages', args[6], 'row', args[7] }
+  local where = { 'peer', r.d_boot, 'nonce', r.d_nonce, 'pages', args[6], 'row', args[7] }
   redis.call('HSET', key(c, 'room', r.room), 'state', 'published', unpack(where))
   write(c, r, { published = c.stamp })
   mail(c, r.p_boot, 'event', 'published', 'id', r.id, 'room', r.room, unpack(where))
   return done(c)
 end
 
--- room -> peer, pages, row, or nil
+-- room -> peer, nonce, pages, row, or nil
 local function published(keys, args)
-  local values = redis.call('HMGET', key(enter(keys), 'room', args[1]), 'state', 'peer', 'pages', 'row')
+  local values = redis.call('HMGET', key(enter(keys), 'room', args[1]), 'state', 'peer', 'nonce', 'pages', 'row')
   if values[1] ~= 'published' then return nil end
-  return { values[2], values[3], values[4] }
+  return { values[2], values[3], values[4], values[5] }
 end
 
 local function note_prefill(c, r, cached_tokens, start_ms_ago, end_ms_ago)
@@ -733,6 +741,7 @@ local FUNCTIONS = {
   { 'reap', reap, MOVES },
   { 'record', record, READS },
   { 'published', published, READS },
+  { 'waiting', waiting, READS },
   { 'list_requests', list_requests, READS },
   { 'workers', workers, READS },
 }

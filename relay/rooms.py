@@ -27,6 +27,7 @@ from relay.answers import (
     SubmitOutcome,
     Submitted,
     Transfer,
+    Waiting,
 )
 from relay.functions import Functions
 from relay.geometry import Geometry
@@ -117,6 +118,11 @@ class Rooms:
         )
         return _claim(leg, reply) if reply else None
 
+    def waiting(self, leg: Leg) -> Waiting:
+        """What queues for PREFILL (BOTH asks the same) or DECODE."""
+        legs, retracted = self._functions.call("waiting", Leg.DECODE if leg is Leg.DECODE else Leg.PREFILL)
+        return Waiting(legs, bool(retracted))
+
     # Owners
 
     def publish(self, hold: Hold, room: int, pages: Sequence[int], row: int) -> Moved:
@@ -129,8 +135,8 @@ class Rooms:
         reply = self._functions.call("published", room)
         if not reply:
             return None
-        peer, pages, row = reply
-        return PublishedPages(peer.decode(), unpack_ints(pages), int(row))
+        peer, nonce, pages, row = reply
+        return PublishedPages(peer.decode(), nonce.decode(), unpack_ints(pages), int(row))
 
     def kv_ready(self, hold: Hold, room: int, prefilled: Prefilled, transfer: Transfer) -> Moved:
         """The prefill worker says that pages and row are DONE; its leg ends here."""
@@ -169,7 +175,7 @@ class Rooms:
     def renew(self, boot: str, load: Load, holds: Sequence[Hold], lease_ms: int) -> Renewed:
         """Renew worker and legs, and give back every leg of `boot` that is not listed in `holds`.
 
-        So the caller must be the thread that claims: what another thread claims meanwhile would be given back.
+        So the caller must be the thread that claims: what another one claims meanwhile would be given back.
         """
         known, epoch, answers, rings = self._functions.call(
             "renew", boot, _load(load), lease_ms, json.dumps([_hold(hold) for hold in holds])
@@ -249,7 +255,7 @@ def _emission(emission: Emission) -> str:
 
 def _claim(leg: Leg, reply: list[Any]) -> Claim:
     request_id, fence, nonce, *rest = reply
-    room, attempt, solo, prompt, emitted, params, prefill_boot, deadline, rings = rest
+    room, attempt, solo, prompt, emitted, params, prefill_boot, deadline, submitted, rings = rest
     claimed = Claimed(
         hold=Hold(request_id.decode(), leg, int(fence), nonce.decode()),
         room=int(room),
@@ -260,6 +266,7 @@ def _claim(leg: Leg, reply: list[Any]) -> Claim:
         params=SamplingParams.from_json(params),
         prefill_boot=prefill_boot.decode() if leg is Leg.DECODE else None,
         deadline_ms=int(float(deadline)),
+        submitted_ms=float(submitted),
     )
     return Claim(claimed, _rings(rings))
 
