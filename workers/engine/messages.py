@@ -110,13 +110,21 @@ class Retracted(NamedTuple):
     key: str
 
 
+class Failed(NamedTuple):
+    """The leg cannot go on here or anywhere: fail its request. Its pages are held until Drop."""
+
+    key: str
+    reason: str
+
+
 class Crashed(NamedTuple):
     """The engine thread ended by an exception; the process must exit."""
 
     error: BaseException
 
 
-Event = Admitted | Prefilled | Reserved | Refused | Retracted | Crashed
+LegEvent = Admitted | Prefilled | Reserved | Refused | Retracted | Failed
+Event = LegEvent | Crashed
 
 
 # ---- to the transfer thread, while a chunk is being computed

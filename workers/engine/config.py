@@ -1,0 +1,23 @@
+"""What an operator chooses about the engine."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """`chunk_tokens` bounds a step and so the pause that a long prompt makes between two tokens of the
+    others.
+
+    KV goes out every `group_layers` layers. Admission leaves room for `reserve_tokens` more tokens of each
+    request that runs, so that it is seldom retracted. `context_tokens` bounds prompt plus output.
+    """
+
+    context_tokens: int
+    chunk_tokens: int = 512
+    group_layers: int = 8
+    reserve_tokens: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("context_tokens", "chunk_tokens", "group_layers", "reserve_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: set it to at least 1")

@@ -1,0 +1,207 @@
+"""The engine thread: commands in, one step after the other, events and tokens out."""
+
+import logging
+from collections.abc import Callable, Collection
+from collections.abc import Sequence as Rows
+from queue import Empty, SimpleQueue
+from threading import Thread
+from time import monotonic, perf_counter
+
+from relay import log
+from workers.engine import policy
+from workers.engine.batch import Row
+from workers.engine.config import EngineConfig
+from workers.engine.kv_pool import KVPool
+from workers.engine.messages import (
+    Admitted,
+    Command,
+    Computed,
+    Crashed,
+    Event,
+    Heartbeat,
+    Produced,
+    Retracted,
+    Sampled,
+    Stop,
+)
+from workers.engine.pages import IntegrityError
+from workers.engine.runner import ModelRunner, OnLayers
+from workers.engine.sampler import Sampler, SamplingRow, Unsampleable
+from workers.engine.scheduler import Scheduler
+from workers.engine.sequence import Sequence
+from workers.engine.stats import EngineStats
+from workers.models.model import Model
+
+logger = logging.getLogger(__name__)
+
+
+class Engine:
+    """Prefills, decodes, or both: what it does follows from its commands.
+
+    The callbacks run on the engine thread and must only hand on what they get: `on_event` for control,
+    `on_produced` once for all tokens of a step, `on_computed` inside the forward pass as layer groups of
+    relayed prompts complete. Any thread may read `headroom`, `heartbeat` and `stats`, which are replaced as a
+    whole.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        kv: KVPool,
+        sampler: Sampler,
+        config: EngineConfig,
+        *,
+        eos_ids: Collection[int],
+        salt: bytes,
+        on_event: Callable[[Event], None],
+        on_produced: Callable[[list[Produced]], None],
+        on_computed: Callable[[Computed], None],
+    ) -> None:
+        """`salt` names the model in prefix cache keys."""
+        self._runner = ModelRunner(model, kv, config.group_layers)
+        self._sampler = sampler
+        self._scheduler = Scheduler(kv.pages, kv.page_size, config, eos_ids, salt)
+        self._page_size = kv.page_size
+        self._on_event = on_event
+        self._on_produced = on_produced
+        self._on_computed = on_computed
+        self._commands: SimpleQueue[Command] = SimpleQueue()
+        self._stopping = False
+        self._thread = Thread(target=self._run, name="engine", daemon=True)
+        self.headroom = self._scheduler.headroom()
+        self.heartbeat = Heartbeat(0, None)
+        self.stats = EngineStats()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait for the thread to end after Stop or a crash; False if it has not."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def submit(self, command: Command) -> None:
+        """Thread-safe; obeyed before the next step, in the order submitted."""
+        self._commands.put(command)
+
+    def step(self) -> bool:
+        """Obey the commands there are and compute one batch. False if there was nothing to compute.
+
+        For the engine's thread, or for a caller that has not started it.
+        """
+        self._obey_all()
+        if self._stopping:
+            return False
+        started = perf_counter()
+        rows = self._scheduler.next_rows(self.heartbeat.step, monotonic())
+        self._publish()
+        if not rows:
+            return False
+        self._compute(rows)
+        self._publish()
+        self.stats = self.stats._replace(
+            steps=self.stats.steps + 1, step_s=self.stats.step_s + perf_counter() - started
+        )
+        return True
+
+    def check(self) -> None:
+        """Raise IntegrityError unless every page has exactly one state. Only between steps."""
+        self._scheduler.check()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                if not self.step() and not self._stopping:
+                    self._rest()
+        except BaseException as error:
+            logger.exception("engine_crashed step=%d", self.heartbeat.step)
+            self._on_event(Crashed(error))
+
+    def _rest(self) -> None:
+        """Nothing can run before another command comes: look after the accounts, then wait for it."""
+        try:
+            self.check()
+        except IntegrityError as error:
+            log.event(logger, "pages_leaked", logging.ERROR, error=error)
+        self._obey(self._commands.get())
+
+    def _obey_all(self) -> None:
+        while not self._stopping:
+            try:
+                self._obey(self._commands.get_nowait())
+            except Empty:
+                return
+
+    def _obey(self, command: Command) -> None:
+        if isinstance(command, Stop):
+            self._stopping = True
+        else:
+            self._scheduler.apply(command)
+
+    def _compute(self, rows: Rows[Row]) -> None:
+        tokens = sum(row.query_tokens for row in rows)
+        step = self.heartbeat.step + 1
+        self.heartbeat = Heartbeat(step, monotonic() + policy.step_seconds(tokens))
+        planned = perf_counter()
+        batch, plan = self._runner.prepare(rows)
+        begun = perf_counter()
+        logits = self._runner.forward(batch, plan, self._reporter(rows))
+        computed = perf_counter()
+        sampled: list[Sampled | Unsampleable] = []
+        if sampling := [self._sampling_row(row.sequence) for row in rows if row.samples]:
+            sampled = self._sampler.sample(logits, sampling)
+        ended = perf_counter()
+        decoded = sum(row.sequence.decoding for row in rows)
+        self._scheduler.finish(rows, sampled, monotonic())
+        self.heartbeat = Heartbeat(step, None)
+        stats = self.stats
+        self.stats = stats._replace(
+            plan_s=stats.plan_s + begun - planned,
+            forward_s=stats.forward_s + computed - begun,
+            sample_s=stats.sample_s + ended - computed,
+            prefill_tokens=stats.prefill_tokens + tokens - decoded,
+            decode_tokens=stats.decode_tokens + decoded,
+        )
+
+    def _reporter(self, rows: Rows[Row]) -> OnLayers | None:
+        """Tells the transfer of each relayed row's pages, as layers complete."""
+        relayed = [row for row in rows if row.sequence.relay]
+        if not relayed:
+            return None
+
+        def on_layers(first_layer: int, last_layer: int) -> None:
+            for row in relayed:
+                # A chunk starts at a page, and only the last one of a prompt leaves a page unfilled.
+                first_page = row.sequence.computed_tokens // self._page_size
+                last_page = policy.pages_for(row.context_tokens, self._page_size)
+                self._on_computed(Computed(row.sequence.key, first_layer, last_layer, first_page, last_page))
+
+        return on_layers
+
+    def _sampling_row(self, sequence: Sequence) -> SamplingRow:
+        params, prompt_ids, output_ids = sequence.work.params, sequence.work.prompt_ids, sequence.output_ids
+        if sequence.sampling_state is None:
+            sequence.sampling_state = self._sampler.new_state(params, prompt_ids, output_ids)
+        return SamplingRow(params, prompt_ids, output_ids, len(output_ids), sequence.sampling_state)
+
+    def _publish(self) -> None:
+        """Hand on what the scheduler has to tell, after the headroom that goes with it."""
+        scheduler = self._scheduler
+        events, scheduler.events = scheduler.events, []
+        produced, scheduler.produced = scheduler.produced, []
+        self.headroom = scheduler.headroom()
+        for event in events:
+            self._count(event)
+            self._on_event(event)
+        if produced:
+            self._on_produced(produced)
+
+    def _count(self, event: Event) -> None:
+        stats = self.stats
+        if isinstance(event, Admitted):
+            self.stats = stats._replace(
+                admitted_tokens=stats.admitted_tokens + len(event.pages) * self._page_size,
+                cached_tokens=stats.cached_tokens + event.cached_tokens,
+            )
+        elif isinstance(event, Retracted):
+            self.stats = stats._replace(retractions=stats.retractions + 1)

@@ -1,0 +1,323 @@
+"""Composes pages, prefix cache and policy: which rows make the next step, and who owns which page."""
+
+import logging
+from bisect import insort
+from collections import Counter
+from collections.abc import Collection, Iterator
+from collections.abc import Sequence as Rows
+
+from relay import log
+from workers.engine import policy
+from workers.engine.batch import Row
+from workers.engine.config import EngineConfig
+from workers.engine.messages import (
+    Admitted,
+    Drop,
+    Event,
+    Failed,
+    Headroom,
+    Prebuilt,
+    Prefill,
+    Prefilled,
+    Produced,
+    Proven,
+    Refused,
+    Reserve,
+    Reserved,
+    Retracted,
+    Sampled,
+)
+from workers.engine.pages import PagePool
+from workers.engine.prefix import PrefixCache
+from workers.engine.sampler import Unsampleable
+from workers.engine.sequence import Sequence
+
+logger = logging.getLogger(__name__)
+
+SchedulerCommand = Prefill | Reserve | Prebuilt | Drop | Proven
+
+
+def _arrival_ms(sequence: Sequence) -> float:
+    return sequence.work.arrival_ms
+
+
+class Scheduler:
+    """Owns every sequence and page of the engine. `events` and `produced` fill up until the engine takes
+    them.
+
+    A leg is in one of three places: waiting (no pages), receiving (pages that a peer writes), or active.
+    """
+
+    def __init__(
+        self, total_pages: int, page_size: int, config: EngineConfig, eos_ids: Collection[int], salt: bytes
+    ) -> None:
+        self.events: list[Event] = []
+        self.produced: list[Produced] = []
+        self.capacity_tokens = total_pages * page_size
+        self._page_size = page_size
+        self._config = config
+        self._eos_ids = frozenset(eos_ids)
+        self._limit_tokens = min(config.context_tokens, self.capacity_tokens)
+        self._pool = PagePool(total_pages)
+        self._cache = PrefixCache(self._pool, page_size, salt)
+        self._waiting: list[Sequence] = []  # by arrival
+        self._receiving: dict[str, list[int]] = {}  # key -> reserved pages
+        self._active: dict[str, Sequence] = {}
+        self._admitted = 0
+
+    # ---- commands
+
+    def apply(self, command: SchedulerCommand) -> None:
+        match command:
+            case Prefill():
+                self._enqueue(command)
+            case Reserve():
+                self._reserve(command)
+            case Prebuilt():
+                self._join(command)
+            case Drop():
+                self._drop(command)
+            case Proven():
+                self._pool.prove(command.room)
+
+    def _enqueue(self, prefill: Prefill) -> None:
+        self._admitted += 1
+        sequence = Sequence(prefill.work, prefill.relay, output_ids=list(prefill.work.emitted))
+        if sequence.tokens > self._limit_tokens:
+            self._refuse(sequence.key, prefill.work.request_id, sequence.tokens)
+            return
+        sequence.digests = self._cache.chain((), sequence.token_ids(0, sequence.tokens))
+        insort(self._waiting, sequence, key=_arrival_ms)
+
+    def _reserve(self, reserve: Reserve) -> None:
+        self._admitted += 1
+        pages = self._acquire([], reserve.tokens)
+        if pages is None:
+            self._refuse(reserve.key, reserve.request_id, reserve.tokens)
+            return
+        self._receiving[reserve.key] = pages
+        self.events.append(Reserved(reserve.key, tuple(pages)))
+
+    def _join(self, prebuilt: Prebuilt) -> None:
+        pages = self._receiving.pop(prebuilt.work.key, None)
+        if pages is None:
+            return  # dropped in the meantime
+        work = prebuilt.work
+        sequence = Sequence(work, relay=False, output_ids=list(work.emitted), pages=pages)
+        assert policy.pages_for(sequence.tokens, self._page_size) == len(pages), "reserved for other tokens"
+        sequence.computed_tokens = sequence.tokens
+        self._active[work.key] = sequence
+        self._continue(sequence, prebuilt.first)
+
+    def _drop(self, drop: Drop) -> None:
+        self.produced = [produced for produced in self.produced if produced.key != drop.key]
+        if drop.key in self._receiving:
+            pages = self._receiving.pop(drop.key)
+            if drop.quarantine is None:
+                self._cache.release(pages)
+            else:
+                self._pool.quarantine(drop.quarantine, pages)
+        elif drop.key in self._active:
+            # A peer writes only to receiving pages, so there is nothing to put aside.
+            self._release(self._active[drop.key])
+        else:
+            self._waiting = [sequence for sequence in self._waiting if sequence.key != drop.key]
+
+    def _refuse(self, key: str, request_id: str, tokens: int) -> None:
+        log.event(
+            logger,
+            "leg_refused",
+            request=request_id,
+            tokens=tokens,
+            limit_tokens=self._limit_tokens,
+            available_pages=self._cache.available_pages,
+        )
+        self.events.append(Refused(key))
+
+    # ---- a step
+
+    def next_rows(self, step: int, now: float) -> list[Row]:
+        """Rows of step number `step`, with pages for their tokens. Empty: nothing can run before another
+        command."""
+        self._admit()
+        candidates = self._unsettled()
+        for group in policy.turns([sequence.work.solo for sequence in candidates], step):
+            rows = self._rows([candidates[i] for i in group])
+            if rows:
+                for row in rows:
+                    if row.sequence.started is None:
+                        row.sequence.started = now
+                return rows
+        return []
+
+    def finish(self, rows: Rows[Row], sampled: Rows[Sampled | Unsampleable], now: float) -> None:
+        """The step's rows are computed; `sampled` has one entry for each row that samples."""
+        choices = iter(sampled)
+        for row in rows:
+            sequence, samples = row.sequence, row.samples
+            sequence.computed_tokens += row.query_tokens
+            if not sequence.decoding:
+                self._share_computed(sequence)
+            if samples:
+                self._choose(sequence, next(choices), now)
+
+    def _choose(self, sequence: Sequence, choice: Sampled | Unsampleable, now: float) -> None:
+        if isinstance(choice, Unsampleable):
+            sequence.failed = True
+            self.events.append(Failed(sequence.key, choice.reason))
+        elif sequence.relay:
+            sequence.append(choice.token_id)
+            assert sequence.started is not None
+            self.events.append(Prefilled(sequence.key, choice, sequence.started, now))
+        else:
+            self._continue(sequence, choice)
+
+    def _continue(self, sequence: Sequence, sampled: Sampled) -> None:
+        """The sequence's next token: report it, and end the sequence if it is the last."""
+        position = len(sequence.output_ids)
+        sequence.append(sampled.token_id)
+        ending, stop_token = policy.verdict(
+            sampled.token_id,
+            position,
+            sequence.tokens,
+            sequence.work.params,
+            self._eos_ids,
+            self._limit_tokens,
+        )
+        if ending is not None:
+            self._release(sequence)
+        self.produced.append(Produced(sequence.key, position, sampled, ending, stop_token))
+
+    def _unsettled(self) -> list[Sequence]:
+        """What still computes, oldest first."""
+        active = [sequence for sequence in self._active.values() if not sequence.settled]
+        return sorted(active, key=_arrival_ms)
+
+    def _rows(self, group: Rows[Sequence]) -> list[Row]:
+        decodes = [Row(sequence, 1) for sequence in group if sequence.decoding and self._grow(sequence)]
+        prefills = [sequence for sequence in group if not sequence.decoding and sequence.key in self._active]
+        taken = policy.chunks(
+            [sequence.pending_tokens for sequence in prefills],
+            self._config.chunk_tokens,
+            len(decodes),
+            self._page_size,
+        )
+        return decodes + [
+            Row(sequence, chunk) for sequence, chunk in zip(prefills, taken, strict=True) if chunk
+        ]
+
+    # ---- pages
+
+    def _admit(self) -> None:
+        pending = sum(sequence.pending_tokens for sequence in self._unsettled() if not sequence.decoding)
+        while self._waiting and policy.wants_prefill(pending, self._config.chunk_tokens):
+            sequence = self._waiting[0]
+            # At least one token is computed: its logits choose the next.
+            matched = self._cache.match(sequence.digests[: (sequence.tokens - 1) // self._page_size])
+            pages = self._acquire(matched, sequence.tokens)
+            if pages is None:
+                return
+            del self._waiting[0]
+            sequence.pages = pages
+            sequence.computed_tokens = len(matched) * self._page_size
+            self._active[sequence.key] = sequence
+            self.events.append(Admitted(sequence.key, tuple(pages), sequence.computed_tokens))
+            pending += sequence.pending_tokens
+
+    def _acquire(self, matched: list[int], tokens: int) -> list[int] | None:
+        """Pages for `tokens` tokens, the `matched` ones first, if that leaves the reserve of those that
+        run."""
+        if tokens > self._limit_tokens:
+            return None
+        count = policy.pages_for(tokens, self._page_size) - len(matched)
+        return self._cache.acquire(matched, count, spare=self._reserve_pages())
+
+    def _grow(self, sequence: Sequence) -> bool:
+        """Make room for one more token, at the cost of younger sequences. False: it lost its own pages, or
+        waits."""
+        if sequence.key not in self._active:
+            return False
+        while policy.pages_for(sequence.tokens, self._page_size) > len(sequence.pages):
+            pages = self._cache.acquire([], 1)
+            if pages is not None:
+                sequence.pages += pages
+                break
+            growing = self._growing()
+            youngest = policy.victim([other.work.arrival_ms for other in growing])
+            if youngest is None:
+                return False
+            self._retract(growing[youngest])
+            if growing[youngest] is sequence:
+                return False
+        return True
+
+    def _growing(self) -> list[Sequence]:
+        return [sequence for sequence in self._active.values() if not sequence.relay and not sequence.settled]
+
+    def _reserve_pages(self) -> int:
+        """What those that run, or will once their KV has arrived, may need soon."""
+        reserve, page_size = self._config.reserve_tokens, self._page_size
+        running = sum(
+            policy.growth_pages(
+                sequence.tokens, len(sequence.pages), self._growth_limit(sequence), reserve, page_size
+            )
+            for sequence in self._growing()
+        )
+        return running + len(self._receiving) * policy.pages_for(reserve, page_size)
+
+    def _growth_limit(self, sequence: Sequence) -> int:
+        """No KV is ever stored beyond this many tokens."""
+        return min(self._limit_tokens, len(sequence.work.prompt_ids) + sequence.work.params.max_tokens)
+
+    def _retract(self, sequence: Sequence) -> None:
+        log.event(logger, "leg_retracted", request=sequence.work.request_id, tokens=sequence.tokens)
+        self._release(sequence)
+        self.events.append(Retracted(sequence.key))
+
+    def _release(self, sequence: Sequence) -> None:
+        """The one way out for an active sequence: its whole computed pages stay cached, the others are
+        free."""
+        del self._active[sequence.key]
+        if sequence.failed:
+            self._cache.forget(sequence.pages)
+        else:
+            self._share_computed(sequence)
+        self._cache.release(sequence.pages)
+
+    def _share_computed(self, sequence: Sequence) -> None:
+        """Put the whole pages that are computed into the prefix cache."""
+        whole, known = sequence.computed_tokens // self._page_size, len(sequence.digests)
+        if whole > known:
+            tokens = sequence.token_ids(known * self._page_size, whole * self._page_size)
+            sequence.digests += self._cache.chain(sequence.digests, tokens)
+        self._cache.insert(sequence.digests[:whole], sequence.pages[:whole])
+
+    # ---- what others may know
+
+    def headroom(self) -> Headroom:
+        waiting_pages = sum(policy.pages_for(sequence.tokens, self._page_size) for sequence in self._waiting)
+        return Headroom(
+            free_tokens=policy.free_tokens(
+                self._cache.available_pages, self._reserve_pages(), waiting_pages, self._page_size
+            ),
+            capacity_tokens=self.capacity_tokens,
+            running=len(self._unsettled()),
+            waiting=len(self._waiting),
+            free_pages=self._pool.free_pages,
+            cached_pages=self._pool.cached_pages,
+            held_pages=self._pool.held_pages,
+            quarantined_pages=self._pool.quarantined_pages,
+            total_pages=self._pool.total_pages,
+            admitted=self._admitted,
+        )
+
+    def check(self) -> None:
+        """Raise IntegrityError unless free + held + cached + quarantined = total and every reference has its
+        owner."""
+        self._cache.check(Counter(self._held()))
+
+    def _held(self) -> Iterator[int]:
+        for sequence in self._active.values():
+            yield from sequence.pages
+        for pages in self._receiving.values():
+            yield from pages

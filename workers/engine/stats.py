@@ -1,0 +1,28 @@
+"""Where the engine's time goes and what it did, for metrics."""
+
+from typing import NamedTuple
+
+
+class EngineStats(NamedTuple):
+    """Sums over all steps. `step_s` is whole steps; what is in none of the other times is the scheduler's
+    own.
+
+    `plan_s` builds tensors and kernel plans, `forward_s` is the model, `sample_s` the choice of tokens.
+    `cached_tokens` were found in the prefix cache of `admitted_tokens` prompt tokens.
+    """
+
+    steps: int = 0
+    step_s: float = 0.0
+    plan_s: float = 0.0
+    forward_s: float = 0.0
+    sample_s: float = 0.0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    admitted_tokens: int = 0
+    cached_tokens: int = 0
+    retractions: int = 0
+
+    @property
+    def overhead_s(self) -> float:
+        """Time in steps outside the model."""
+        return self.step_s - self.forward_s
