@@ -76,27 +76,19 @@ class ReferenceKernels:
         sliding_window: int | None = None,
         logit_soft_cap: float | None = None,
     ) -> Tensor:
-        flat = _flat(layer_kv)
-        kv_heads, head_dim = layer_kv.shape[-2:]
         out = torch.empty_like(q)
         for group in plan.groups:
-            n, length = group.slots.shape
-            slots = group.slots.flatten()
-            k = flat.index_select(0, slots).view(n, length, kv_heads, head_dim).transpose(1, 2)
-            v = (
-                flat.index_select(0, slots + plan.page_size)
-                .view(n, length, kv_heads, head_dim)
-                .transpose(1, 2)
-            )
+            k = _gather(layer_kv, group.slots)
+            v = _gather(layer_kv, group.slots + plan.page_size)
             mask = group.mask(sliding_window)
             queries = q[group.rows]
             if logit_soft_cap is not None:
                 attended = _soft_capped(queries.transpose(1, 2), k, v, mask, scale, logit_soft_cap)
             elif queries.shape[1] == 1:
                 # The heads that share keys become the queries of one head: no copy of k and v per head.
-                folded = queries.view(n, kv_heads, -1, head_dim)
+                folded = queries.view(len(queries), k.shape[1], -1, q.shape[-1])
                 attended = F.scaled_dot_product_attention(folded, k, v, mask, scale=scale)
-                attended = attended.reshape(n, -1, 1, head_dim)
+                attended = attended.flatten(1, 2).unsqueeze(2)
             else:
                 attended = F.scaled_dot_product_attention(
                     queries.transpose(1, 2), k, v, mask, scale=scale, enable_gqa=True
@@ -128,6 +120,12 @@ class ReferenceKernels:
 
 def _flat(layer_kv: Tensor) -> Tensor:
     return layer_kv.view(-1, layer_kv.shape[-2] * layer_kv.shape[-1])
+
+
+def _gather(layer_kv: Tensor, slots: Tensor) -> Tensor:
+    """[n, kv_heads, L, head_dim] for slots [n, L]."""
+    rows = _flat(layer_kv).index_select(0, slots.flatten())
+    return rows.view(*slots.shape, *layer_kv.shape[-2:]).transpose(1, 2)
 
 
 def _slots(table: Sequence[int], context_tokens: int, page_size: int) -> Tensor:

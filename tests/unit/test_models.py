@@ -1,5 +1,7 @@
 """The models against transformers on the same weights."""
 
+import json
+import re
 from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -19,7 +21,7 @@ from tests.models import (
     save_directory,
     save_gguf,
 )
-from workers.models import Model, load_model
+from workers.models import Model, ModelConfig, load_model
 
 KERNELS = load_kernels("reference")
 PAGE_SIZE = 4
@@ -65,6 +67,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {"head_dim": 32}),
     "qwen3 tied": ("qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
 }
+
+# All but what GGUF has no keys for: yarn's other factors, and windows on some layers only.
+GGUF_CASES = [case for case in CASES if not re.search("factor|mscale|qwen2 window|qwen2 yarn", case)]
 
 # What llama.cpp's converter writes for a scaling that is no tensor.
 GGUF_SCALING: dict[str, dict[str, float | str]] = {
@@ -150,16 +155,33 @@ def test_family_equals_transformers(case: str, tmp_path: Path) -> None:
     assert torch.equal(got.argmax(-1), expected.argmax(-1))
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if "factor" not in case and "mscale" not in case])
+@pytest.mark.parametrize("case", GGUF_CASES)
 def test_gguf_equals_transformers(case: str, tmp_path: Path) -> None:
     family, overrides = CASES[case]
-    if family == "qwen2" and ("window" in case or "yarn" in case):
-        pytest.skip("llama.cpp's converter writes no window for qwen2; yarn is covered by llama")
     theirs = random_model(family, **overrides)
     file = save_gguf(theirs, tmp_path / "model.gguf", GGUF_SCALING.get(case))
     tokens = random_tokens()
     got = chunked(load_model(file, "float32", "cpu", KERNELS), tokens, [LENGTH])
     torch.testing.assert_close(got, in_transformers(theirs, tokens), atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize(
+    "case", ["llama llama3 rope", "llama yarn rope", "qwen2 window from layer 1", "qwen3"]
+)
+def test_config_of_older_files(case: str, tmp_path: Path) -> None:
+    """Rotation in `rope_theta` and `rope_scaling`, windows without `layer_types`, no `head_dim`."""
+    family, overrides = CASES[case]
+    directory = save_directory(random_model(family, **overrides), tmp_path)
+    expected = ModelConfig.load(directory)
+    config = json.loads((directory / "config.json").read_text())
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope.pop("rope_theta")
+    config["rope_scaling"] = {"type": rope.pop("rope_type"), **rope}
+    config.pop("layer_types", None)
+    if expected.head_dim == expected.hidden_size // expected.heads:
+        config.pop("head_dim", None)
+    (directory / "config.json").write_text(json.dumps(config))
+    assert ModelConfig.load(directory) == expected
 
 
 def test_sharded_directory(tmp_path: Path) -> None:

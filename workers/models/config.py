@@ -55,7 +55,6 @@ class ModelConfig:
         if config.get("hidden_act", "silu") != "silu":
             raise ModelError(f"activation {config['hidden_act']!r} is not supported, only silu")
         heads, hidden = config["num_attention_heads"], config["hidden_size"]
-        context = config["max_position_embeddings"]
         return cls(
             architecture=config["architectures"][0],
             layers=config["num_hidden_layers"],
@@ -65,7 +64,7 @@ class ModelConfig:
             kv_heads=config.get("num_key_value_heads") or heads,
             head_dim=config.get("head_dim") or hidden // heads,
             vocab_size=config["vocab_size"],
-            context_length_tokens=context,
+            context_length_tokens=config["max_position_embeddings"],
             rms_norm_eps=config["rms_norm_eps"],
             rope=RopeConfig.from_hf(config),
             tied_embeddings=config.get("tie_word_embeddings", False),
@@ -77,27 +76,22 @@ class ModelConfig:
         def need(key: str) -> Any:
             return head.metadata[f"{head.architecture}.{key}"]
 
-        def need_uniform(key: str) -> int:
+        def uniform(key: str) -> int:
             value = need(key)
             values = set(value) if isinstance(value, list) else {value}
             if len(values) > 1:
                 raise ModelError(f"layers that differ in {key} are not supported: use another model")
             return int(values.pop())
 
-        heads, hidden, layers = (
-            need_uniform("attention.head_count"),
-            need("embedding_length"),
-            need("block_count"),
-        )
+        layers, hidden, heads = need("block_count"), need("embedding_length"), uniform("attention.head_count")
+        grouped = f"{head.architecture}.attention.head_count_kv" in head.metadata
         return cls(
             architecture=head.architecture,
             layers=layers,
             hidden_size=hidden,
-            intermediate_size=need_uniform("feed_forward_length"),
+            intermediate_size=uniform("feed_forward_length"),
             heads=heads,
-            kv_heads=need_uniform("attention.head_count_kv")
-            if head.get("attention.head_count_kv")
-            else heads,
+            kv_heads=uniform("attention.head_count_kv") if grouped else heads,
             head_dim=head.get("attention.key_length") or head.get("rope.dimension_count") or hidden // heads,
             vocab_size=head.tensors["token_embd.weight"].shape[0],
             context_length_tokens=need("context_length"),
@@ -116,10 +110,11 @@ def _hf_windows(config: dict[str, Any]) -> tuple[int | None, ...]:
     """Sliding windows per layer: by `layer_types` where given, else as each family defines its own keys."""
     layers: int = config["num_hidden_layers"]
     window: int | None = config.get("sliding_window")
-    # Mistral has no switch: a window is on. Qwen names a window even where `use_sliding_window` is off.
-    if window is None or not config.get("use_sliding_window", config.get("model_type") == "mistral"):
+    # Mistral's window is on wherever it is set; Qwen states one even where its switch is off.
+    has_switch = config.get("model_type") != "mistral"
+    if window is None or (has_switch and not config.get("use_sliding_window")):
         return (None,) * layers
     if types := config.get("layer_types"):
         return tuple(window if kind == "sliding_attention" else None for kind in types)
-    full_layers = config.get("max_window_layers", 0)
+    full_layers = config["max_window_layers"] if has_switch else 0
     return tuple(window if layer >= full_layers else None for layer in range(layers))
