@@ -2,10 +2,14 @@
 
 import logging
 import secrets
+import warnings
 from functools import cache
 from typing import Any
 
 from celery import Celery, signals
+from celery.app.amqp import AMQP
+from celery.exceptions import CPendingDeprecationWarning
+from kombu.connection import Connection
 from kombu.exceptions import OperationalError
 
 from relay import log as logs
@@ -19,10 +23,24 @@ log = logging.getLogger(__name__)
 TASK_OF_LEG = {Leg.PREFILL: "kvrelay.prefill", Leg.DECODE: "kvrelay.decode"}
 LEG_OF_TASK = {name: leg for leg, name in TASK_OF_LEG.items()}
 
-# One quick retry heals a connection that went stale; what cannot be rung now is rung by the reaper.
-_PUBLISH_RETRY = {"max_retries": 1, "interval_start": 0.0, "interval_step": 0.1, "interval_max": 0.1}
+# Without a bound, kombu's publishers wait for a broker as long as it is away.
+_CONNECT_ONCE = {"max_retries": 1, "interval_start": 0.0, "interval_step": 0.1, "interval_max": 0.1}
 
-app = Celery("kvrelay", broker=Settings.from_env().celery_broker, set_as_current=True)
+
+class _Connection(Connection):
+    """Comes back within two seconds after an outage; Celery's own steps grow to half a minute."""
+
+    def ensure_connection(self, *args: Any, **kwargs: Any) -> Connection:
+        steps = {"interval_start": 0.5, "interval_step": 0.5, "interval_max": 2.0}
+        super().ensure_connection(*args, **(steps | kwargs))  # type: ignore[no-untyped-call]
+        return self
+
+
+class _AMQP(AMQP):  # type: ignore[misc]
+    Connection = _Connection
+
+
+app = Celery("kvrelay", broker=Settings.from_env().celery_broker, amqp=_AMQP, set_as_current=True)
 app.conf.update(
     # The message is a credit, the request record is the truth: acknowledged on arrival.
     task_acks_late=False,
@@ -34,13 +52,13 @@ app.conf.update(
     broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None,
     broker_transport_options={
-        "socket_timeout": 5,
+        "socket_timeout": 2,
         "socket_connect_timeout": 2,
         "socket_keepalive": True,
         "health_check_interval": 25,
         "visibility_timeout": 3600,
         "queue_order_strategy": "priority",
-        **_PUBLISH_RETRY,
+        **_CONNECT_ONCE,
     },
     # Nobody waits for a Celery result: clients read the request record.
     task_ignore_result=True,
@@ -59,8 +77,8 @@ app.conf.update(
 def ring(bell: Ring) -> bool:
     """Ring for one leg of a request of this process's model.
 
-    False, within a few seconds, when the broker cannot be reached. The record already says that the leg waits,
-    so a lost bell costs the time until the reaper rings again.
+    False, within a few seconds, when the broker cannot be reached. The record already says that the leg
+    waits, so a lost bell costs the time until the reaper rings again.
     """
     try:
         app.send_task(
@@ -70,7 +88,7 @@ def ring(bell: Ring) -> bool:
             queue=queue_of(bell.leg, _model_name()),
             argsrepr=f"({bell.request_id!r}, {bell.prompt_tokens} tok)",
             kwargsrepr="{}",
-            retry_policy=_PUBLISH_RETRY,
+            retry=False,
         )
     except OperationalError as error:
         event(log, "ring_failed", logging.WARNING, request=bell.request_id, leg=bell.leg, error=error)
@@ -93,4 +111,6 @@ for _name in LEG_OF_TASK:
 
 @signals.setup_logging.connect  # type: ignore[untyped-decorator]
 def _configure_logs(**_: Any) -> None:
+    # Celery says at each reconnect that the default of a setting will change, also when it is set.
+    warnings.filterwarnings("ignore", category=CPendingDeprecationWarning)
     logs.configure()

@@ -1,7 +1,7 @@
 """EnginePool: the Celery pool whose tasks are legs of requests, run by one engine.
 
-A task handed to the pool is a doorbell. It becomes STARTED at once, stays so while its leg runs, and ends when
-the engine host says so. Workers start with `-P custom` and CELERY_CUSTOM_WORKER_POOL=workers.pool:EnginePool.
+A task handed to the pool is a doorbell. It becomes STARTED at once, stays so while its leg runs, and ends
+when the engine host says so. Celery finds the pool by `-P custom` and CELERY_CUSTOM_WORKER_POOL.
 """
 
 import logging
@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from billiard.einfo import ExceptionInfo
 from celery import signals
 from celery.concurrency.base import BasePool
+from celery.worker import state
 from celery.worker.request import Request
 
 from relay.celery import LEG_OF_TASK
@@ -44,7 +44,7 @@ class EngineHost(Protocol):
         """Counters for `celery inspect stats`; plain JSON."""
 
     def drain(self) -> None:
-        """Stop claiming, hand back what is queued, finish what runs within the grace period. May be repeated."""
+        """Stop claiming, hand back what is queued, finish what runs within the grace period."""
 
     def hand_back(self) -> None:
         """Hand everything back now."""
@@ -78,8 +78,8 @@ class Task:
 class EnginePool(BasePool):  # type: ignore[misc]
     """Hands doorbells to an EngineHost and ends their Celery tasks when the host says so.
 
-    Ends arrive from the host's threads in a queue of their own, because the hub's ready callbacks have no order,
-    and are applied on the hub thread: by the hub while it runs, by `on_stop` after that.
+    Ends arrive from the host's threads in a queue of their own, because the hub's ready callbacks have no
+    order, and are applied on the hub thread: by the hub while it runs, by `on_stop` after that.
     """
 
     signal_safe = False
@@ -92,7 +92,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
         self._running: set[Task] = set()  # Celery itself keeps only a weak reference
         self._ends: deque[tuple[Task, str, bool]] = deque()
         self._signals = 0
-        self._hurry = False
+        self._stopping = False
 
     def make_host(self) -> EngineHost:
         """The engine of this process."""
@@ -174,32 +174,40 @@ class EnginePool(BasePool):  # type: ignore[misc]
             except Exception:
                 log.exception("task_end_failed task=%s", task.request.id)
 
-    def _on_signal(self, how: str = "", **_: Any) -> None:
-        """Runs inside the signal handler. Cold, or asked a second time: hand back instead of finishing."""
+    def _on_signal(self, **_: Any) -> None:
+        """Runs inside the signal handler, so it only counts."""
         self._signals += 1
-        self._hurry = self._hurry or how == "Cold" or self._signals > 1
+
+    def _hurried(self) -> bool:
+        """A cold shutdown, or asked to stop a second time: hand back instead of finishing."""
+        return bool(state.should_terminate) or self._signals > 1
 
     def on_close(self) -> None:
         if self._host is not None:
             self._host.drain()
 
     def on_stop(self) -> None:
-        """Wait for the drain. A cold shutdown calls this from a signal handler, perhaps while it runs."""
-        self.on_close()
-        told = False
-        while self._host is not None and not self._host.idle():
-            if self._hurry and not told:
-                told = True
-                self._host.hand_back()
-            self._apply_ends()
-            time.sleep(_DRAIN_POLL_S)
-        host, self._host = self._host, None
-        if host is not None:
-            host.stop()
+        """Wait until the drain is over, then stop the host."""
+        # Celery also calls this inside a signal handler, before `close` or while this waits below. A handler
+        # may have interrupted a call into the host, so nothing is done there; Celery calls again after it.
+        if self._stopping or self._state == self.RUN:
+            return
+        self._stopping = True
+        if self._host is not None:
+            self._wait(self._host)
+            self._host.stop()
         self._apply_ends()
 
+    def _wait(self, host: EngineHost) -> None:
+        told = False
+        while not host.idle():
+            if self._hurried() and not told:
+                told = True
+                host.hand_back()
+            self._apply_ends()
+            time.sleep(_DRAIN_POLL_S)
+
     def on_terminate(self) -> None:
-        self._hurry = True
         self.on_stop()
 
     def terminate_job(self, pid: int, signal: int | None = None) -> None:
@@ -211,24 +219,19 @@ class EnginePool(BasePool):  # type: ignore[misc]
         return self.limit if self._host is None else max(1, self._host.capacity())
 
     def _get_info(self) -> dict[str, Any]:
-        info = super()._get_info()
+        info: dict[str, Any] = super()._get_info()
         info["max-concurrency"] = self.num_processes
         info["running"] = len(self._running)
         info["engine"] = self._host.stats() if self._host is not None else {}
         return info
 
 
-class LegFailed(Exception):
-    """How a failed leg shows in Celery: its message is the request's error."""
-
-
 def _end(request: Request, result: str, failed: bool) -> None:
+    """Announce the end of a task, unless a revoke or a cold shutdown has announced one already."""
     if request._already_revoked or request._already_cancelled:
         return
-    if not failed:
-        request.on_success((False, result, time.time() - request.time_start))
-        return
-    try:
-        raise LegFailed(result)
-    except LegFailed:
-        request.on_failure(ExceptionInfo(), return_ok=True)
+    state.task_ready(request, successful=not failed)
+    if failed:
+        request.send_event("task-failed", exception=result, traceback="")
+    else:
+        request.send_event("task-succeeded", result=result, runtime=time.time() - request.time_start)
