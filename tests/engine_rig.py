@@ -12,7 +12,19 @@ from relay.sampling import SamplingParams
 from workers.engine.config import EngineConfig
 from workers.engine.engine import Engine
 from workers.engine.kv_pool import KVPool
-from workers.engine.messages import Admitted, Computed, Event, Prefill, Produced, Work
+from workers.engine.messages import (
+    Admitted,
+    Computed,
+    Drop,
+    Event,
+    Prebuilt,
+    Prefill,
+    Prefilled,
+    Produced,
+    Reserve,
+    Reserved,
+    Work,
+)
 from workers.engine.sampler import Sampler
 from workers.models import Model
 
@@ -185,3 +197,33 @@ def unified(key: str, prompt: list[int], tokens: int = 8, **more: Any) -> Prefil
 
 def relayed(key: str, prompt: list[int], tokens: int = 8, **more: Any) -> Prefill:
     return Prefill(work(key, prompt, tokens, **more), relay=True)
+
+
+class Relay:
+    """A prefill engine and a decode engine, with a transport that copies bytes at the moment they are
+    announced."""
+
+    def __init__(self, prefill: Rig, decode: Rig) -> None:
+        self.prefill, self.decode = prefill, decode
+        prefill.on_computed = self.copy
+
+    def reserve(self, key: str, tokens: int) -> None:
+        self.decode.submit(Reserve(key, "request", tokens))
+        self.decode.step()
+
+    def copy(self, part: Computed) -> None:
+        source = self.prefill.admitted(part.key).pages
+        target = self.decode.the(Reserved, part.key).pages
+        assert len(source) == len(target)
+        for page in range(part.first_page, part.last_page):
+            layers = slice(part.first_layer, part.last_layer)
+            self.decode.kv.tensor[layers, target[page]] = self.prefill.kv.tensor[layers, source[page]]
+
+    def finish(self, leg: Prefill) -> None:
+        """KV-ready: the cached prefix travels, the decode leg joins, the prefill leg ends."""
+        admitted: Admitted = self.prefill.admitted(leg.work.key)
+        layers = self.prefill.kv.tensor.shape[0]
+        self.copy(Computed(leg.work.key, 0, layers, 0, admitted.cached_tokens // self.prefill.kv.page_size))
+        first = self.prefill.the(Prefilled, leg.work.key).first
+        self.prefill.submit(Drop(leg.work.key))
+        self.decode.submit(Prebuilt(leg.work, first))

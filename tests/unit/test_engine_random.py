@@ -49,7 +49,7 @@ class Client:
         self.rig = Rig(
             pages=self.pages,
             chunk_tokens=self.draw.choice([4, 8, 30]),
-            reserve_tokens=self.draw.choice([1, 6]),
+            reserve_tokens=self.draw.choice([0, 1, 6]),
             group_layers=self.draw.choice([1, 2, 3]),
         )
         self.legs: dict[str, Work] = {}  # what the engine should know

@@ -6,18 +6,13 @@ import pytest
 import torch
 
 from relay.sampling import SamplingParams
-from tests.engine_rig import EOS, PAGE_SIZE, VOCAB, Rig, continuation, relayed, unified, work
+from tests.engine_rig import EOS, PAGE_SIZE, VOCAB, Relay, Rig, continuation, relayed, unified, work
 from workers.engine.messages import (
-    Admitted,
     Computed,
-    Drop,
     Ending,
     Prebuilt,
-    Prefill,
-    Prefilled,
     Produced,
     Reserve,
-    Reserved,
     Retracted,
     Sampled,
 )
@@ -117,39 +112,9 @@ def test_solo_work_is_alone_in_its_steps() -> None:
         assert rig.text(f"leg{i}") == continuation(prompt_of(6, seed=i), 8)
 
 
-class Relay:
-    """A prefill engine and a decode engine, with a transport that copies bytes at the moment they are
-    announced."""
-
-    def __init__(self, **config: int) -> None:
-        self.prefill, self.decode = Rig(**config), Rig(pages=80)
-        self.prefill.on_computed = self.copy
-
-    def reserve(self, key: str, tokens: int) -> None:
-        self.decode.submit(Reserve(key, "request", tokens))
-        self.decode.step()
-
-    def copy(self, part: Computed) -> None:
-        source = self.prefill.admitted(part.key).pages
-        target = self.decode.the(Reserved, part.key).pages
-        assert len(source) == len(target)
-        for page in range(part.first_page, part.last_page):
-            layers = slice(part.first_layer, part.last_layer)
-            self.decode.kv.tensor[layers, target[page]] = self.prefill.kv.tensor[layers, source[page]]
-
-    def finish(self, leg: Prefill) -> None:
-        """KV-ready: the cached prefix travels, the decode leg joins, the prefill leg ends."""
-        admitted: Admitted = self.prefill.admitted(leg.work.key)
-        layers = self.prefill.kv.tensor.shape[0]
-        self.copy(Computed(leg.work.key, 0, layers, 0, admitted.cached_tokens // PAGE_SIZE))
-        first = self.prefill.the(Prefilled, leg.work.key).first
-        self.prefill.submit(Drop(leg.work.key))
-        self.decode.submit(Prebuilt(leg.work, first))
-
-
 @pytest.mark.parametrize("chunk_tokens", [4, 16, 1000])
 def test_relayed_pages_give_the_text_of_a_unified_worker(chunk_tokens: int) -> None:
-    relay = Relay(chunk_tokens=chunk_tokens)
+    relay = Relay(Rig(chunk_tokens=chunk_tokens), Rig(pages=80))
     for turn in range(2):  # the second time with a cached prefix
         legs = [relayed(f"{turn}-{i}", prompt_of(5 + 8 * i, seed=i)) for i in range(3)]
         for leg in legs:
@@ -183,7 +148,7 @@ def test_every_layer_of_every_page_is_announced_once_and_in_order() -> None:
 
 def test_a_relayed_leg_that_failed_after_some_tokens_is_prefilled_with_them() -> None:
     prompt, emitted = prompt_of(9), tuple(continuation(prompt_of(9), 4))
-    relay = Relay()
+    relay = Relay(Rig(), Rig(pages=80))
     leg = relayed("a", prompt, emitted=emitted)
     relay.reserve("a", 13)
     relay.prefill.submit(leg)

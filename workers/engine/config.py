@@ -18,6 +18,7 @@ class EngineConfig:
     reserve_tokens: int = 64
 
     def __post_init__(self) -> None:
-        for name in ("context_tokens", "chunk_tokens", "group_layers", "reserve_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: set it to at least 1")
+        least = {"context_tokens": 1, "chunk_tokens": 1, "group_layers": 1, "reserve_tokens": 0}
+        for name, minimum in least.items():
+            if getattr(self, name) < minimum:
+                raise ValueError(f"{name} is {getattr(self, name)}: set it to at least {minimum}")

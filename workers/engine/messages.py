@@ -111,7 +111,7 @@ class Retracted(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The leg cannot go on here or anywhere: fail its request. Its pages are held until Drop."""
+    """The leg cannot go on, and trying again would not help: fail its request. Pages it has are held until Drop."""
 
     key: str
     reason: str

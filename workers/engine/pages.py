@@ -101,9 +101,9 @@ class PagePool:
         everywhere = sorted(chain(self._free, held, self._cached, *self._quarantine.values()))
         if everywhere != list(range(self.total_pages)) or len(held) != self._held:
             raise IntegrityError(
-                f"free {self.free_pages} + held {self._held} ({len(held)} counted) + cached "
-                f"{self.cached_pages} + quarantined {self.quarantined_pages} is not total {self.total_pages}: "
-                "restart the worker"
+                f"free {self.free_pages} + held {self._held} ({len(held)} counted) "
+                f"+ cached {self.cached_pages} + quarantined {self.quarantined_pages} "
+                f"is not total {self.total_pages}: restart the worker"
             )
         wrong = [page for page, count in enumerate(self._references) if count != references.get(page, 0)]
         if wrong:

@@ -84,16 +84,19 @@ class Scheduler:
         self._admitted += 1
         sequence = Sequence(prefill.work, prefill.relay, output_ids=list(prefill.work.emitted))
         if sequence.tokens > self._limit_tokens:
-            self._refuse(sequence.key, prefill.work.request_id, sequence.tokens)
+            self._fail(sequence.key, sequence.tokens)
             return
         sequence.digests = self._cache.chain((), sequence.token_ids(0, sequence.tokens))
         insort(self._waiting, sequence, key=_arrival_ms)
 
     def _reserve(self, reserve: Reserve) -> None:
         self._admitted += 1
+        if reserve.tokens > self._limit_tokens:
+            self._fail(reserve.key, reserve.tokens)
+            return
         pages = self._acquire([], reserve.tokens)
         if pages is None:
-            self._refuse(reserve.key, reserve.request_id, reserve.tokens)
+            self.events.append(Refused(reserve.key))
             return
         self._receiving[reserve.key] = pages
         self.events.append(Reserved(reserve.key, tuple(pages)))
@@ -123,16 +126,13 @@ class Scheduler:
         else:
             self._waiting = [sequence for sequence in self._waiting if sequence.key != drop.key]
 
-    def _refuse(self, key: str, request_id: str, tokens: int) -> None:
-        log.event(
-            logger,
-            "leg_refused",
-            request=request_id,
-            tokens=tokens,
-            limit_tokens=self._limit_tokens,
-            available_pages=self._cache.available_pages,
+    def _fail(self, key: str, tokens: int) -> None:
+        """It would wait forever."""
+        reason = (
+            f"{tokens} tokens do not fit into the {self._limit_tokens} of this worker: "
+            "raise CONTEXT_TOKENS or KV_POOL_MB, or shorten the prompt"
         )
-        self.events.append(Refused(key))
+        self.events.append(Failed(key, reason))
 
     # ---- a step
 
@@ -227,8 +227,6 @@ class Scheduler:
     def _acquire(self, matched: list[int], tokens: int) -> list[int] | None:
         """Pages for `tokens` tokens, the `matched` ones first, if that leaves the reserve of those that
         run."""
-        if tokens > self._limit_tokens:
-            return None
         count = policy.pages_for(tokens, self._page_size) - len(matched)
         return self._cache.acquire(matched, count, spare=self._reserve_pages())
 
