@@ -97,6 +97,12 @@ class Settings:
     flower_port: int = _whole(5555, 1, 65_535, "port of Flower")
     gateway_threads: int = _whole(512, 4, 4_096, "requests and streams one gateway serves at a time")
 
+    prefill_workers: int = _whole(1, 0, 64, "prefill workers that `kvrelay up` starts")
+    decode_workers: int = _whole(1, 0, 64, "decode workers that `kvrelay up` starts")
+    unified_workers: int = _whole(0, 0, 64, "unified workers that `kvrelay up` starts")
+    cores: str = _text("", "text", "cores `kvrelay up` shares out, as 0-3,6; none: no pinning; empty: all")
+    var_dir: str = _text("var", "path", "where `kvrelay up` keeps logs and the data of its own Valkey")
+
     page_size: int = _whole(16, 1, 1_024, "tokens per KV page; equal on all workers")
     kv_pool_tokens: int = _whole(0, 0, 1 << 31, "size of a worker's KV pool in tokens; 0: from KV_POOL_MB")
     kv_pool_mb: int = _whole(512, 1, 1 << 22, "size of a worker's KV pool in MiB when KV_POOL_TOKENS is 0")
