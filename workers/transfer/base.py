@@ -17,7 +17,7 @@ class Seal(NamedTuple):
 
     room: int
     attempt: int
-    nonce: int  # first 63 bits of the decode claim's nonce, as published
+    nonce: int  # `seal_nonce` of the decode claim
     position: int  # output position of `first`
     tokens: int  # KV tokens written: prompt ⧺ emitted
     pages: int
@@ -61,8 +61,14 @@ class Settled(NamedTuple):
     room: int
 
 
+RoomEvent = Sent | SendFailed | Settled
 # Crashed: the transfer thread ended; the process must exit.
-TransferEvent = Sent | SendFailed | Settled | Crashed
+TransferEvent = RoomEvent | Crashed
+
+
+def seal_nonce(nonce: str) -> int:
+    """The first 60 bits of a claim's nonce (hex): what the seal repeats of it."""
+    return int(nonce[:15], 16)
 
 
 class PeerUnknown(LookupError):

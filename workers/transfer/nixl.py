@@ -86,11 +86,17 @@ class NixlTransport(Transport):
             return
         with self._translated(peer.boot):
             name = self._agent.add_remote_agent(peer.contact).decode()
-            if name != peer.boot:
-                raise TransportError(f"the metadata of {peer.boot} is that of NIXL agent {name}")
-            pool = self._pool_list(name, peer.memory, peer.device, peer.pool_address, peer.pages)
-            self._peers[name] = Lists(pool, self._rows_list(name, peer.rows_address, peer.rows))
-            self._agent.make_connection(name)
+        if name != peer.boot:
+            raise TransportError(f"the metadata of {peer.boot} is that of NIXL agent {name}")
+        try:
+            with self._translated(name):
+                pool = self._pool_list(name, peer.memory, peer.device, peer.pool_address, peer.pages)
+                rows = self._rows_list(name, peer.rows_address, peer.rows)
+                self._agent.make_connection(name)
+        except TransportError:
+            self._disconnect(name)  # half a connection would keep later metadata of this agent out
+            raise
+        self._peers[name] = Lists(pool, rows)
         event(log, "peer_connected", peer=peer.boot, pages=peer.pages, rows=peer.rows)
 
     def make(self, boot: str, table: Table, local: IndexArray, remote: IndexArray) -> Handle:
@@ -122,11 +128,8 @@ class NixlTransport(Transport):
 
     def forget(self, boot: str) -> None:
         lists = self._peers.pop(boot, None)
-        for dlist in lists or ():
-            with self._logged("dlist_not_released", peer=boot):
-                self._agent.release_dlist_handle(dlist)
-        with self._logged("peer_not_removed", peer=boot):
-            self._agent.remove_remote_agent(boot)
+        if lists is not None:
+            self._disconnect(boot, lists)
 
     def close(self) -> None:
         for boot in tuple(self._peers):
@@ -137,6 +140,13 @@ class NixlTransport(Transport):
         for region in self._registered:
             with self._logged("memory_not_deregistered"):
                 self._agent.deregister_memory(region)
+
+    def _disconnect(self, boot: str, lists: Lists | None = None) -> None:
+        for dlist in lists or ():
+            with self._logged("dlist_not_released", peer=boot):
+                self._agent.release_dlist_handle(dlist)
+        with self._logged("peer_not_removed", peer=boot):
+            self._agent.remove_remote_agent(boot)
 
     def _pool_list(self, agent: str, kind: MemoryKind, device: int, address: int, pages: int) -> Any:
         geometry = self._memory.geometry

@@ -1,0 +1,42 @@
+"""One room's send as the transfer thread keeps it: its state, and the handles in flight."""
+
+from dataclasses import dataclass, field
+
+from workers.transfer.room_state import Post, RoomState
+from workers.transfer.transport import Handle
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Flight:
+    """A posted write. `source_row` holds the seal until it has landed."""
+
+    post: Post
+    handle: Handle
+    source_row: int | None = None
+
+
+@dataclass(slots=True)
+class Send:
+    """`pages`: source pages by position. A lost flight ended in an error: it may still write."""
+
+    state: RoomState
+    pages: tuple[int, ...]
+    flights: list[Flight] = field(default_factory=list)
+    lost: list[Flight] = field(default_factory=list)
+    peer_gone: bool = False
+
+    @property
+    def peer(self) -> str | None:
+        return self.state.destination.boot if self.state.destination else None
+
+    @property
+    def moves(self) -> bool:
+        """A post, a handle or a connection may advance."""
+        state = self.state
+        waits = state.destination is not None and not (state.closed or state.error or state.complete)
+        return waits or bool(self.flights)
+
+    @property
+    def over(self) -> bool:
+        """Nothing more will be told of this room."""
+        return self.state.finished or (self.state.closed and self.peer_gone)
