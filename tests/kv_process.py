@@ -3,7 +3,9 @@
 import multiprocessing
 import os
 import signal
+import socket
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -68,6 +70,16 @@ class Served(KVWorker):
 
     def differs(self, layer: int, page: int, content: bytes) -> bool:
         return self.pool[layer, page].tobytes() != content
+
+    def cut_connections(self) -> int:
+        """Shut every TCP connection of this process, as a broken network would; how many there were."""
+        cut = 0
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            with suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
+                if connection.family == socket.AF_INET and connection.getpeername():
+                    connection.shutdown(socket.SHUT_RDWR)
+                    cut += 1
+        return cut
 
     def read_row(self, row: int) -> Seal | None:
         return unpack(self.manager.rows.read(row))

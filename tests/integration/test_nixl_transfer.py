@@ -142,6 +142,24 @@ def test_the_peer_is_killed_in_mid_transfer(start: Start, environment: dict[str,
     assert prefill.no_event(0.0)
 
 
+def test_a_cut_connection_fails_its_room_and_the_next_room_connects_anew(start: Start) -> None:
+    prefill = start("prefill", geometry(40), TRANSPORTS["tcp"], seed=1)
+    decode = start("decode", geometry(40), TRANSPORTS["tcp"], seed=2)
+    pages, others = picks(3, 40, 8), picks(4, 40, 8)
+    send_all(prefill, decode, 5, pages, others)
+    row = decode.receive(6)
+    prefill.send(6, pages)
+    prefill.bootstrap(6, at(decode, others, row), *decode.address())
+    assert prefill.cut_connections() > 0
+    prefill.computed(6, 0, LAYERS, 0, 8)
+    failed = prefill.event()
+    assert isinstance(failed, SendFailed)
+    assert failed.room == 6
+    prefill.close(6)
+    send_all(prefill, decode, 7, pages, picks(5, 40, 8))
+    assert prefill.no_event(0.0)
+
+
 def test_bootstrap_towards_a_dead_peer_fails(start: Start, environment: dict[str, str]) -> None:
     prefill = start("prefill", geometry(40), environment, seed=1)
     decode = start("decode", geometry(40), environment, seed=2)
