@@ -1,0 +1,322 @@
+"""The decode leg: claim → reserve → publish → seal → PREBUILT → steps, and every way in which it may end.
+
+A unified worker runs the same legs with another first step: it prefills into its own pool.
+"""
+
+import logging
+import time
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+
+from relay.answers import Kept, Moved, RoomState
+from relay.log import event as log_event
+from relay.mailbox import Ended, Mail, Ready, Settled
+from relay.request import Claimed, Hold, Leg, Why
+from relay.worker_card import Incarnation
+from workers.doorbell import TaskHandle
+from workers.engine.messages import (
+    Admitted,
+    Drop,
+    Failed,
+    LegEvent,
+    Prebuilt,
+    Prefill,
+    Prefilled,
+    Proven,
+    Refused,
+    Reserve,
+    Reserved,
+    Retracted,
+    Work,
+)
+from workers.legs import Desk, Legs
+from workers.output import Close, Closed, Finished, Lost, Open, Outcome, OutputThread
+from workers.quarantine import Quarantine, Suspect
+from workers.transfer.base import KVReceiver, RowsExhausted, Seal, seal_nonce
+
+log = logging.getLogger(__name__)
+
+
+class Phase(Enum):
+    RESERVING = "reserving"
+    PUBLISHED = "published"  # from here on a peer may write, until the seal
+    RUNNING = "running"
+    CLOSING = "closing"  # retracted or handed back: what was produced is still being emitted
+
+
+@dataclass(slots=True, eq=False)
+class DecodeLeg:
+    claimed: Claimed
+    task: TaskHandle
+    phase: Phase = Phase.RESERVING
+    pages: tuple[int, ...] = ()
+    receiver: KVReceiver | None = None
+    writer: Incarnation | None = None
+    why: Why | None = None  # while closing
+
+    @property
+    def key(self) -> str:
+        return self.claimed.hold.nonce
+
+    @property
+    def work(self) -> Work:
+        claimed = self.claimed
+        return Work(
+            self.key,
+            claimed.hold.request_id,
+            claimed.prompt_ids,
+            claimed.emitted,
+            claimed.params,
+            claimed.solo,
+            claimed.submitted_ms,
+        )
+
+
+class DecodeLegs(Legs):
+    takes = Leg.DECODE
+
+    def __init__(self, desk: Desk, output: OutputThread) -> None:
+        self._desk = desk
+        self._output = output
+        self._legs: dict[str, DecodeLeg] = {}
+        self.quarantine = Quarantine()
+
+    # ---- the way of a leg that goes well
+
+    def start(self, claimed: Claimed, task: TaskHandle) -> None:
+        leg = DecodeLeg(claimed, task)
+        self._legs[leg.key] = leg
+        assert claimed.prefill_boot is not None
+        writer = self._desk.peer(claimed.prefill_boot)
+        if writer is None:  # without knowing the writer, its death could never be proven
+            self._give_back(leg, Why.PEER)
+            return
+        leg.writer = writer.incarnation
+        self._desk.tell(Reserve(leg.key, claimed.hold.request_id, len(claimed.tokens)))
+
+    def on_engine(self, event: LegEvent) -> None:
+        leg = self._legs.get(event.key)
+        match event:
+            case Reserved() if leg is not None and leg.phase is Phase.RESERVING:
+                leg.pages = event.pages
+                self._publish(leg)
+            case Refused() if leg is not None:
+                self._give_back(leg, Why.PRESSURE)
+            case Retracted() if leg is not None and leg.phase is Phase.RUNNING:
+                self._close(leg, Why.RETRACT)
+            case Failed() if leg is not None:
+                self._fail(leg, "unsampleable", event.reason)
+            case Reserved() | Refused() | Retracted() | Failed() | Admitted() | Prefilled():
+                pass  # of a leg that is gone; its Drop is on the way
+            case _:
+                raise AssertionError(f"not an event of a decode worker: {event}")
+
+    def _publish(self, leg: DecodeLeg) -> None:
+        claimed = leg.claimed
+        try:
+            leg.receiver = self._desk.manager.receiver(claimed.room)
+        except RowsExhausted:
+            self._give_back(leg, Why.PRESSURE)
+            return
+        hold, room, pages, row = claimed.hold, claimed.room, leg.pages, leg.receiver.row
+        leg.phase = Phase.PUBLISHED  # before the call: its reply may be lost while its mail is not
+
+        def then(reply: Moved) -> None:
+            if not reply.ok:
+                self._lose(leg, "lost")
+
+        self._desk.call(lambda: self._desk.rooms.publish(hold, room, pages, row), then)
+
+    def on_mail(self, mail: Mail) -> None:
+        match mail:
+            case Ready():
+                leg = next((leg for leg in self._legs.values() if leg.claimed.room == mail.room), None)
+                if leg is not None and leg.phase is Phase.PUBLISHED:
+                    self._prebuild(leg)
+            case Ended():
+                leg = self._legs.get(mail.nonce)
+                if leg is not None:
+                    self._lose(leg, mail.why)
+            case Settled():
+                self._prove(mail.room)
+            case _:
+                raise AssertionError(f"not a mail for a decode worker: {mail}")
+
+    def _prebuild(self, leg: DecodeLeg) -> None:
+        assert leg.receiver is not None
+        seal = leg.receiver.read()
+        problem = seal_problem(seal, leg, leg.receiver)
+        if seal is None or problem:
+            log_event(
+                log,
+                "seal_mismatch",
+                logging.ERROR,
+                request=leg.claimed.hold.request_id,
+                room=leg.claimed.room,
+                problem=problem,
+            )
+            self._give_back(leg, Why.ERROR)
+            return
+        leg.receiver.release(quarantine=False)
+        leg.phase = Phase.RUNNING
+        self._output.put(Open(leg.key, leg.claimed))
+        self._desk.tell(Prebuilt(leg.work, seal.first))
+        log_event(
+            log, "prebuilt", request=leg.claimed.hold.request_id, room=leg.claimed.room, tokens=seal.tokens
+        )
+
+    def on_outcome(self, outcome: Outcome) -> None:
+        leg = self._legs.get(outcome.key)
+        if leg is None:
+            return
+        match outcome:
+            case Finished():
+                self._remove(leg)
+                self._desk.done(leg.task, outcome.reason)
+                log_event(log, "finished", request=leg.claimed.hold.request_id, reason=outcome.reason)
+            case Lost():
+                self._lose(leg, "lost")
+            case Closed():
+                assert leg.why is not None
+                self._give_back(leg, leg.why)
+
+    # ---- the ways in which a leg ends early
+
+    def _close(self, leg: DecodeLeg, why: Why) -> None:
+        """Stop producing, emit what was produced, then give the leg back: what was computed is not lost."""
+        leg.phase, leg.why = Phase.CLOSING, why
+        self._desk.tell(Drop(leg.key))
+        self._output.put(Close(leg.key))
+
+    def _give_back(self, leg: DecodeLeg, why: Why) -> None:
+        hold = leg.claimed.hold
+
+        def then(released: Moved) -> None:
+            self._lose(leg, why.value if released.ok else "lost")
+
+        self._desk.call(lambda: self._desk.rooms.release(hold, why), then)
+
+    def _fail(self, leg: DecodeLeg, code: str, message: str) -> None:
+        hold = leg.claimed.hold
+        self._desk.call(
+            lambda: self._desk.rooms.fail(hold, code, message), lambda _: self._lose(leg, message)
+        )
+
+    def on_lost(self, hold: Hold, why: str) -> None:
+        leg = self._legs.get(hold.nonce)
+        if leg is not None:
+            self._lose(leg, why)
+
+    def _lose(self, leg: DecodeLeg, why: str) -> None:
+        if self._legs.get(leg.key) is not leg:
+            return
+        self._remove(leg)
+        log_event(
+            log,
+            "decode_lost",
+            request=leg.claimed.hold.request_id,
+            room=leg.claimed.room,
+            phase=leg.phase.value,
+            why=why,
+        )
+        if why in {Why.DRAIN, Why.PRESSURE, Why.RETRACT, Why.PEER, "cancelled"}:
+            self._desk.done(leg.task, why)
+        else:
+            self._desk.failed(leg.task, why)
+
+    def _remove(self, leg: DecodeLeg) -> None:
+        """The one release of a decode leg: pages, row, output, entry."""
+        del self._legs[leg.key]
+        written = leg.phase is Phase.PUBLISHED
+        if leg.receiver is not None and leg.phase in {Phase.RESERVING, Phase.PUBLISHED}:
+            leg.receiver.release(quarantine=written)
+        if written:
+            assert leg.writer is not None
+            self.quarantine.add(Suspect(leg.claimed.room, leg.writer, len(leg.pages), time.monotonic()))
+        self._desk.tell(Drop(leg.key, quarantine=leg.claimed.room if written else None))
+        if leg.phase in {Phase.RUNNING, Phase.CLOSING}:
+            self._output.put(Close(leg.key))
+
+    def hand_back(self) -> None:
+        for leg in list(self._legs.values()):
+            if leg.phase is Phase.RUNNING:
+                self._close(leg, Why.DRAIN)
+            elif leg.phase is not Phase.CLOSING:
+                self._give_back(leg, Why.DRAIN)
+
+    # ---- quarantine
+
+    def _prove(self, room: int) -> None:
+        if self.quarantine.prove(room):
+            self._desk.tell(Proven(room))
+            self._desk.manager.proven(room)
+            log_event(log, "quarantine_proven", room=room)
+
+    def tick(self, now: float) -> None:
+        for suspect in self.quarantine.to_ask(now):
+            if suspect.writer.proven_dead():
+                self._desk.manager.forget_peer(suspect.writer.boot)
+                self._prove(suspect.room)
+                continue
+            self._desk.call(
+                partial(self._desk.rooms.ask, suspect.writer.boot, suspect.room, self._desk.boot), _ignore
+            )
+
+    def quarantine_full(self, now: float) -> bool:
+        settings, total = self._desk.settings, self._desk.total_pages
+        share = self.quarantine.pages / total
+        return (
+            share > settings.quarantine_share or self.quarantine.oldest_age_s(now) > settings.quarantine_age_s
+        )
+
+    # ---- what others ask
+
+    def on_renewed(self, kept: Kept) -> None:
+        leg = self._legs.get(kept.hold.nonce)
+        if leg is not None and leg.phase is Phase.PUBLISHED and kept.room_state is RoomState.SEALED:
+            self._prebuild(leg)
+
+    def holds(self) -> list[Hold]:
+        return [leg.claimed.hold for leg in self._legs.values()]
+
+    def request_of(self, task: TaskHandle) -> str | None:
+        return next((leg.claimed.hold.request_id for leg in self._legs.values() if leg.task is task), None)
+
+    def settled(self) -> bool:
+        return not self._legs
+
+
+class UnifiedLegs(DecodeLegs):
+    takes = Leg.BOTH
+
+    def start(self, claimed: Claimed, task: TaskHandle) -> None:
+        leg = DecodeLeg(claimed, task, phase=Phase.RUNNING)
+        self._legs[leg.key] = leg
+        self._output.put(Open(leg.key, claimed))
+        self._desk.tell(Prefill(leg.work, relay=False))
+
+
+def seal_problem(seal: Seal | None, leg: DecodeLeg, receiver: KVReceiver) -> str | None:
+    """Why this row does not seal this leg's pages, or None when it does."""
+    claimed = leg.claimed
+    if seal is None:
+        return "the row is not written"
+    expected = (
+        claimed.room,
+        claimed.attempt,
+        seal_nonce(claimed.hold.nonce),
+        len(claimed.emitted),
+        len(claimed.tokens),
+        len(leg.pages),
+    )
+    found = (seal.room, seal.attempt, seal.nonce, seal.position, seal.tokens, seal.pages)
+    if found != expected:
+        return f"(room, attempt, nonce, position, tokens, pages) is {found}, expected {expected}"
+    if not receiver.verify(seal, leg.pages):
+        return "the digest of the pages differs"
+    return None
+
+
+def _ignore(_: object) -> None:
+    """A reply that changes nothing here."""

@@ -1,0 +1,101 @@
+"""What the control thread asks of the legs of a role, and what a role may use of the control thread."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from relay.answers import Kept
+from relay.mailbox import Mail
+from relay.request import Claimed, Hold, Leg
+from relay.rooms import Rooms
+from relay.settings import Settings
+from relay.worker_card import WorkerCard
+from workers.doorbell import TaskHandle
+from workers.engine.messages import Command, LegEvent
+from workers.output import Outcome
+from workers.transfer.base import KVManager, RoomEvent
+
+
+class Desk(Protocol):
+    """The control thread's services; everything here is called on that thread."""
+
+    settings: Settings
+    rooms: Rooms
+    manager: KVManager
+    boot: str
+    total_pages: int
+    capacity_tokens: int
+
+    def call(self, call: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        """Queue one idempotent room call; `then` gets its reply."""
+
+    def tell(self, command: Command) -> None:
+        """Send one command to the engine thread."""
+
+    def peer(self, boot: str) -> WorkerCard | None:
+        """The card of another worker, read once; None when it is not alive."""
+
+    def done(self, task: TaskHandle, result: str) -> None:
+        """End a leg's Celery task as SUCCESS."""
+
+    def failed(self, task: TaskHandle, error: str) -> None:
+        """End a leg's Celery task as FAILURE."""
+
+
+class Legs(ABC):
+    """The legs of one role that this worker owns; a state machine that lives on the control thread."""
+
+    takes: Leg
+
+    @abstractmethod
+    def start(self, claimed: Claimed, task: TaskHandle) -> None:
+        """This worker owns the leg from now on."""
+
+    @abstractmethod
+    def on_engine(self, event: LegEvent) -> None: ...
+
+    def on_transfer(self, event: RoomEvent) -> None:
+        raise AssertionError(f"a {self.takes} worker sends nothing: {event}")
+
+    def on_mail(self, mail: Mail) -> None:
+        raise AssertionError(f"a {self.takes} worker gets no mail: {mail}")
+
+    def on_outcome(self, outcome: Outcome) -> None:
+        raise AssertionError(f"a {self.takes} worker emits nothing: {outcome}")
+
+    @abstractmethod
+    def on_lost(self, hold: Hold, why: str) -> None:
+        """The server says that this leg is no longer ours."""
+
+    def on_renewed(self, kept: Kept) -> None:
+        """The leg is still ours; the room's state tells what a lost mail would have told."""
+
+    @abstractmethod
+    def holds(self) -> list[Hold]:
+        """Every leg this worker believes in."""
+
+    @abstractmethod
+    def request_of(self, task: TaskHandle) -> str | None:
+        """Which request a Celery task runs."""
+
+    @abstractmethod
+    def hand_back(self) -> None:
+        """Give every leg back to its queue now."""
+
+    def tick(self, now: float) -> None:
+        """Called about every 50 ms while anything is open; `now` in monotonic seconds."""
+
+    def full(self) -> bool:
+        """No further claim now, whatever the pool has free."""
+        return False
+
+    def make_room(self) -> None:
+        """A retracted request waits in the queue and does not fit here."""
+
+    def quarantine_full(self, now: float) -> bool:
+        """So much of the pool waits for proof that only a restart helps."""
+        return False
+
+    @abstractmethod
+    def settled(self) -> bool:
+        """Nothing is owned and nothing of this worker is in flight."""

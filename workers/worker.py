@@ -1,0 +1,266 @@
+"""One worker process: builds the engine and its threads, wires them by queues, starts and joins them."""
+
+import logging
+import os
+import secrets
+import signal
+import threading
+import time
+from typing import Any
+
+import torch
+
+from kernels import AttentionBatch, load_kernels
+from relay import celery
+from relay.geometry import Geometry
+from relay.log import event
+from relay.mailbox import Mailbox
+from relay.model_file import fingerprint, resolve_model
+from relay.rooms import Rooms
+from relay.routing import ROLES
+from relay.settings import Settings
+from relay.tokenizer import Tokenizer
+from relay.worker_card import Incarnation, Load, WorkerCard
+from workers.calls import AWAY
+from workers.control import Abort, Control, Order
+from workers.decode import DecodeLegs, UnifiedLegs
+from workers.doorbell import Doorbell, TaskHandle
+from workers.engine.config import EngineConfig
+from workers.engine.engine import Engine
+from workers.engine.kv_pool import KVPool
+from workers.engine.messages import Admitted, Computed, Event, Stop
+from workers.engine.sampler import Sampler
+from workers.legs import Legs
+from workers.models import Model, load_model
+from workers.output import OutputThread
+from workers.prefill import PrefillLegs
+from workers.ringer import Ringer
+from workers.senders import Senders
+from workers.transfer.backend import kv_manager
+from workers.transfer.memory import KVMemory
+
+log = logging.getLogger(__name__)
+
+JOIN_S = 5.0
+MAIL_RETRY_S = 0.25
+
+
+class Worker:
+    """Implements `pool.EngineHost` for the role in the environment."""
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self._settings = settings or Settings.from_env()
+        assert self._settings.role in ROLES
+        self._closing = threading.Event()
+
+    # ---- pool.EngineHost
+
+    def start(self, name: str) -> None:
+        """Load the model, warm it up, start the threads, register. Raises ModelError or SettingsError."""
+        settings = self._settings
+        self._name = name
+        self._boot = f"{settings.role}-{secrets.token_hex(8)}"
+        self._incarnation = Incarnation.here(self._boot)
+        started = time.monotonic()
+        event(log, "loading", model=settings.model_path, role=settings.role, dtype=settings.dtype)
+        torch.set_num_threads(settings.threads or len(os.sched_getaffinity(0)))
+        model = load_model(settings.model_path, settings.dtype, settings.device, load_kernels("reference"))
+        tokenizer = Tokenizer.load(settings.model_path)
+        self._geometry = _geometry(settings, model)
+        kv = _pool(settings, model, self._geometry)
+        _warm_up(model, kv, min(settings.chunk_tokens, settings.page_size * kv.pages))
+        event(log, "loaded", seconds=time.monotonic() - started, kv_pages=kv.pages)
+
+        self._rooms = Rooms(settings.redis_url, settings.model_name)
+        self._mailbox = Mailbox(settings.redis_url, settings.model_name, self._boot)
+        self._ringer = Ringer(self._ring_bell)
+        self._manager = kv_manager(
+            "nixl",
+            self._boot,
+            KVMemory(self._geometry, kv.address),
+            rows=settings.max_running,
+            post_bytes=settings.post_bytes,
+            digest=settings.kv_digest,
+        )
+        self._senders = Senders(self._manager, self._geometry.layers, self._geometry.page_size)
+        self._output = OutputThread(self._rooms, tokenizer, self._to_control)
+        context_tokens = settings.context_tokens or model.config.context_length_tokens
+        self._engine = Engine(
+            model,
+            kv,
+            Sampler(model.config.vocab_size, tokenizer.eos_ids),
+            EngineConfig(
+                context_tokens, settings.chunk_tokens, settings.group_layers, settings.reserve_tokens
+            ),
+            eos_ids=tokenizer.eos_ids,
+            salt=self._geometry.fingerprint.encode(),
+            on_event=self._on_event,
+            on_produced=self._output.put,
+            on_computed=self._on_computed,
+        )
+        self._control = Control(
+            self._boot,
+            settings,
+            self._rooms,
+            self._engine,
+            self._manager,
+            self._card,
+            self._ringer.ring,
+            self._crash,
+            self._restart,
+        )
+        self._mail_thread = threading.Thread(target=self._read_mail, name="mailbox", daemon=True)
+        self._register()
+        self._manager.start(self._to_control)
+        self._output.start()
+        self._engine.start()
+        self._control.start(self._legs())
+        self._mail_thread.start()
+        event(
+            log, "ready", worker=name, boot=self._boot, role=settings.role, seconds=time.monotonic() - started
+        )
+
+    def ring(self, bell: Doorbell) -> None:
+        self._control.put(bell)
+
+    def abort(self, task: TaskHandle) -> None:
+        self._control.put(Abort(task))
+
+    def capacity(self) -> int:
+        return max(1, self._control.active + self._control.spare)
+
+    def stats(self) -> dict[str, Any]:
+        engine = self._engine.headroom._asdict() | self._engine.stats._asdict()
+        return {"boot": self._boot, "role": self._settings.role} | engine
+
+    def drain(self) -> None:
+        self._control.put(Order.DRAIN)
+
+    def hand_back(self) -> None:
+        self._control.put(Order.HAND_BACK)
+
+    def idle(self) -> bool:
+        return self._control.idle
+
+    def stop(self) -> None:
+        """Posts end first, the mailbox last: until then peers may still ask what is settled."""
+        self._control.put(Order.STOP)
+        self._control.join(JOIN_S)
+        self._output.stop()
+        self._engine.submit(Stop())
+        self._engine.join(JOIN_S)
+        self._manager.stop()
+        self._closing.set()
+        self._mail_thread.join(JOIN_S)
+        self._mailbox.close()
+        try:
+            for ring in self._rooms.deregister(self._boot):
+                self._ringer.ring(ring)
+        except AWAY as error:
+            event(log, "deregister_failed", logging.WARNING, error=error)
+        self._ringer.stop(JOIN_S)
+        self._rooms.close()
+        event(log, "stopped", boot=self._boot)
+
+    # ---- how the threads reach each other
+
+    def _legs(self) -> Legs:
+        match self._settings.role:
+            case "prefill":
+                return PrefillLegs(self._control, self._senders)
+            case "decode":
+                return DecodeLegs(self._control, self._output)
+            case _:
+                return UnifiedLegs(self._control, self._output)
+
+    def _to_control(self, message: Any) -> None:
+        self._control.put(message)
+
+    def _on_event(self, message: Event) -> None:
+        """On the engine thread."""
+        if isinstance(message, Admitted) and self._settings.role == "prefill":
+            self._senders.admitted(message)
+        self._control.put(message)
+
+    def _on_computed(self, part: Computed) -> None:
+        """On the engine thread, inside the forward pass."""
+        self._senders.computed(part)
+
+    def _ring_bell(self, bell: Any) -> None:
+        celery.ring(bell)
+
+    def _read_mail(self) -> None:
+        while not self._closing.is_set():
+            try:
+                for mail in self._mailbox.read():
+                    self._control.put(mail)
+            except AWAY as error:
+                event(log, "mailbox_away", logging.WARNING, error=error)
+                self._closing.wait(MAIL_RETRY_S)
+
+    # ---- registration and ends
+
+    def _card(self, load: Load) -> WorkerCard:
+        return WorkerCard(
+            incarnation=self._incarnation,
+            name=self._name,
+            role=self._settings.role,
+            geometry=self._geometry,
+            capacity_tokens=self._engine.headroom.capacity_tokens,
+            agent_metadata=self._manager.agent_metadata,
+            load=load,
+        )
+
+    def _register(self) -> None:
+        """Wait for Redis as long as it takes: a worker may start before it."""
+        while True:
+            try:
+                self._rooms.register(self._card(self._control.load()))
+                return
+            except AWAY as error:
+                event(log, "redis_away", logging.WARNING, error=error)
+                time.sleep(MAIL_RETRY_S)
+
+    def _crash(self, error: BaseException) -> None:
+        """A thread is gone and what it owned is in an unknown state: the process goes too, and the leases bring
+        its legs to another worker."""
+        log.critical("worker_crashed", exc_info=error)
+        os._exit(70)
+
+    def _restart(self) -> None:
+        """Too much of the pool waits for proof: drain and end; the supervisor starts the next incarnation."""
+        event(log, "quarantine_full", logging.ERROR, boot=self._boot)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _geometry(settings: Settings, model: Model) -> Geometry:
+    config = model.config
+    geometry = Geometry(
+        fingerprint=fingerprint(resolve_model(settings.model_path)),
+        dtype=settings.dtype,
+        layers=config.layers,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        page_size=settings.page_size,
+        pages=0,
+    )
+    if settings.kv_pool_tokens:
+        return geometry._replace(pages=-(-settings.kv_pool_tokens // settings.page_size))
+    return geometry._replace(pages=max(1, (settings.kv_pool_mb << 20) // geometry.page_bytes))
+
+
+def _pool(settings: Settings, model: Model, geometry: Geometry) -> KVPool:
+    shape = (geometry.layers, geometry.pages, 2, geometry.page_size, geometry.kv_heads, geometry.head_dim)
+    return KVPool.allocate(shape, model.dtype, model.device)
+
+
+@torch.inference_mode()
+def _warm_up(model: Model, kv: KVPool, tokens: int) -> None:
+    """The first pass of each kind pays for memory and dispatch; it must not fall into a lease."""
+    pages = range(-(-tokens // kv.page_size))
+    for query in (tokens, 1):
+        batch = AttentionBatch([query], [tokens], [pages], kv.page_size)
+        plan = model.kernels.plan(batch, model.device)
+        ids = torch.zeros(query, dtype=torch.int64, device=model.device)
+        positions = torch.arange(tokens - query, tokens, device=model.device)
+        model.forward(ids, positions, kv.tensor, plan, None, torch.tensor([query - 1], device=model.device))
