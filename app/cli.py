@@ -1,0 +1,67 @@
+"""The `kvrelay` command."""
+
+import argparse
+import os
+import sys
+
+from app import programs
+from relay.routing import ROLES
+from relay.settings import Settings
+
+
+def main() -> None:
+    """Parse the command line and run; never returns."""
+    arguments = _parser().parse_args()
+    try:
+        settings = Settings.from_env()
+        arguments.run(settings, arguments)
+    except (ValueError, PermissionError) as error:
+        print(f"kvrelay: {error}", file=sys.stderr)
+        sys.exit(os.EX_CONFIG)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kvrelay",
+        description="Serve a language model with prefill and decode on separate workers.",
+        epilog="Settings come from the environment; docs/settings.md lists them.",
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    up = commands.add_parser("up", help="run everything on this machine and answer one question")
+    up.set_defaults(run=_up)
+    gateway = commands.add_parser("gateway", help="run the HTTP gateway")
+    gateway.set_defaults(run=_gateway)
+    worker = commands.add_parser("worker", help="run one worker")
+    worker.add_argument("--role", choices=ROLES, help="what it serves; default: ROLE")
+    worker.add_argument("--name", help="its name among the workers of this host; default: its role")
+    worker.set_defaults(run=_worker)
+    flower = commands.add_parser("flower", help="run Flower, which shows the running legs")
+    flower.set_defaults(run=_flower)
+    return parser
+
+
+def _up(settings: Settings, _: argparse.Namespace) -> None:
+    from app.up import Launcher
+
+    sys.exit(Launcher(settings).run())
+
+
+def _gateway(settings: Settings, _: argparse.Namespace) -> None:
+    _become(programs.gateway_command(), {})
+
+
+def _worker(settings: Settings, arguments: argparse.Namespace) -> None:
+    role = arguments.role or settings.role
+    command = programs.worker_command(role, settings.model_name, arguments.name)
+    _become(command, programs.worker_env(role))
+
+
+def _flower(settings: Settings, _: argparse.Namespace) -> None:
+    _become(
+        programs.flower_command(settings.host, settings.flower_port), programs.flower_env(settings.host)
+    )
+
+
+def _become(command: list[str], env: dict[str, str]) -> None:
+    """Replace this process, so that signals reach the program itself."""
+    os.execve(command[0], command, {**os.environ, **env})

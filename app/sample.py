@@ -1,0 +1,73 @@
+"""One question over the public API, to show that everything works and where the time went."""
+
+import json
+import urllib.error
+import urllib.request
+from typing import Any, NamedTuple
+
+QUESTION = "What is the capital of France?"
+MAX_TOKENS = 32
+_WAIT_S = 30
+_TRIES = 10
+
+
+class Sample(NamedTuple):
+    """The record of the ended request, as the API shows it."""
+
+    record: dict[str, Any]
+
+    @property
+    def answer(self) -> str:
+        return str(self.record["text"]).strip()
+
+    @property
+    def timings(self) -> str:
+        """Where the time went, leg by leg; what did not happen is left out."""
+        ledger, usage = self.record["ledger"], self.record["usage"]
+        transfer = ledger["transfer"]
+        parts = [
+            ("queued", ledger["queued"], ""),
+            ("prefill", ledger["prefill"], f" for {usage['prompt_tokens']} tokens"),
+            ("transfer", transfer and transfer["exposed_ms"], f" for {_kb(transfer)} kB of KV"),
+            ("admit", ledger["admit"], ""),
+            ("decode", ledger["decode"], f" for {usage['completion_tokens']} tokens"),
+            ("total", ledger["total"], ""),
+        ]
+        return ", ".join(f"{name} {ms:.1f} ms{what}" for name, ms, what in parts if ms is not None)
+
+
+class SampleFailed(Exception):
+    """The question was not answered; the message says what the server said."""
+
+
+def ask(base_url: str) -> Sample:
+    """Ask QUESTION greedily and wait for the end. Raises SampleFailed."""
+    body = {
+        "messages": [{"role": "user", "content": QUESTION}],
+        "max_tokens": MAX_TOKENS,
+        "temperature": 0,
+    }
+    accepted = _call(f"{base_url}/v1/requests", body)
+    for _ in range(_TRIES):
+        record = _call(f"{base_url}{accepted['links']['self']}?wait={_WAIT_S}")
+        if record["status"] == "finished":
+            return Sample(record)
+        if record["error"]:
+            raise SampleFailed(record["error"]["message"])
+    raise SampleFailed(f"no answer in {_TRIES * _WAIT_S} s; {accepted['id']} is {record['status']}")
+
+
+def _call(url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    data = json.dumps(body).encode() if body is not None else None
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=_WAIT_S + 30) as response:
+            return dict(json.load(response))
+    except urllib.error.HTTPError as error:
+        raise SampleFailed(error.read().decode(errors="replace")) from error
+    except OSError as error:
+        raise SampleFailed(str(error)) from error
+
+
+def _kb(transfer: dict[str, Any] | None) -> int:
+    return transfer["bytes"] // 1000 if transfer else 0
