@@ -187,6 +187,15 @@ def test_stop_strings_do_not_count_within_min_tokens(tokenizer):
         assert stop == (None if min_tokens == 9 else "ab")
 
 
+def test_a_stop_string_that_did_not_count_is_text(tokenizer):
+    """Neither held back as if it could still match, nor found again inside what is held for a longer one."""
+    early = Detokenizer(tokenizer, (), params(stop=("ab", "zzzz"), min_tokens=2))
+    assert [early.push(token) for token in byte_ids(tokenizer, b"ab")] == [Piece(""), Piece("ab")]
+    longer = Detokenizer(tokenizer, (), params(stop=("ab", "xaby!"), min_tokens=3))
+    pieces = [longer.push(token) for token in byte_ids(tokenizer, b"xaby?")]
+    assert pieces == [Piece("")] * 4 + [Piece("xaby?")]
+
+
 def test_rebuilt_from_the_stream_it_goes_on_the_same(tokenizer):
     """What the first worker published and what the second adds is what one worker alone would say."""
     dice = random.Random(4)

@@ -10,7 +10,7 @@ import torch
 from relay.sampling import SamplingParams
 from workers.engine.messages import Sampled
 from workers.engine.philox import uniform
-from workers.engine.sampler import Sampler, SamplingRow, Unsampleable
+from workers.engine.sampler import Sampler, SamplingRow, Unsampleable, draw
 
 EOS = 2
 
@@ -130,6 +130,12 @@ def test_draws_follow_the_distribution(given):
     possible = expected > 0
     assert possible.sum() > 2
     assert (((counted - expected) ** 2)[possible] / expected[possible]).sum() < 50
+
+
+def test_a_draw_on_a_border_takes_a_token_that_is_possible():
+    assert draw(torch.tensor([0.0, 1.0, 1.0]), 0.0) == 1
+    assert draw(torch.tensor([1.0, 0.0, 1.0]), 0.5) == 2
+    assert draw(torch.tensor([1.0, 1.0, 0.0]), 1.0 - 2.0**-53) == 1
 
 
 def test_neighbours_do_not_change_a_row():
