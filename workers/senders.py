@@ -5,8 +5,8 @@ from workers.transfer.base import KVManager, KVSender
 
 
 class Senders:
-    """Control announces a leg (`expect`), the engine thread opens its sender at admission, so that no layer group is
-    computed before somebody can send it. Each entry is written by one thread and read by the other once it is there."""
+    """Control announces a leg (`expect`), the engine thread opens its sender at admission, so that no layer
+    group is computed before somebody can send it. Of each entry one thread is the writer."""
 
     def __init__(self, manager: KVManager, layers: int, page_size: int) -> None:
         self._manager = manager

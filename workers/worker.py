@@ -222,8 +222,8 @@ class Worker:
                 time.sleep(MAIL_RETRY_S)
 
     def _crash(self, error: BaseException) -> None:
-        """A thread is gone and what it owned is in an unknown state: the process goes too, and the leases bring
-        its legs to another worker."""
+        """A thread is gone and what it owned is in an unknown state: the process goes too, and the leases
+        bring its legs to another worker."""
         log.critical("worker_crashed", exc_info=error)
         os._exit(70)
 

@@ -1,0 +1,21 @@
+"""What the Celery pool hands to the control thread, and how the control thread ends the Celery task."""
+
+from typing import NamedTuple, Protocol
+
+from relay.request import Leg
+
+
+class TaskHandle(Protocol):
+    """A Celery task that stays STARTED until one of these is called, once, from any thread."""
+
+    def succeed(self, result: str) -> None: ...
+
+    def fail(self, error: str) -> None: ...
+
+
+class Doorbell(NamedTuple):
+    """A credit to claim one leg. It names a request, so that Flower can show one."""
+
+    request_id: str
+    leg: Leg
+    task: TaskHandle
