@@ -89,7 +89,7 @@ class Served(KVWorker):
         self.pool[...] = np.random.default_rng(seed).integers(0, 256, self.pool.shape, np.uint8)
 
     def block(self, layer: int, page: int) -> bytes:
-        return self.pool[layer, page].tobytes()
+        return bytes(self.pool[layer, page])
 
 
 def _serve(pipe: Connection, environment: Mapping[str, str], kwargs: Mapping[str, Any]) -> None:

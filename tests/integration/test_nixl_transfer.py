@@ -1,6 +1,7 @@
 """KV by NIXL between real processes: what arrives, and what no exit may break."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ def at(decode: KVProcess, pages: list[int], row: int) -> Destination:
 
 
 def picks(seed: int, pool_pages: int, count: int) -> list[int]:
-    return np.random.default_rng(seed).permutation(pool_pages)[:count].tolist()
+    return [int(page) for page in np.random.default_rng(seed).permutation(pool_pages)[:count]]
 
 
 def send_all(prefill: KVProcess, decode: KVProcess, room: int, source: list[int], target: list[int]) -> None:
@@ -187,7 +188,7 @@ def test_the_writer_is_stopped_inside_a_post(start: Start) -> None:
         prefill.send(room, own)
         prefill.bootstrap(room, at(decode, own, row), *decode.address())
         prefill.computed(room, 0, LAYERS, 0, 80)
-        until(lambda first=first: decode.differs(0, 8, first), "the first block")
+        until(partial(decode.differs, 0, 8, first), "the first block")
         prefill.freeze()
         caught = not decode.differs(*last, at_end)
         decode.release(room, True)

@@ -2,6 +2,7 @@
 
 import random
 import threading
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -51,21 +52,21 @@ def held(boot: str, memory: KVMemory, rows: int, post_bytes: int, digest: bool) 
 
 
 @pytest.fixture
-def decode():
+def decode() -> Iterator[KVWorker]:
     worker = KVWorker("decode", geometry(pages=30), "loopback", seed=1)
     yield worker
     worker.manager.stop()
 
 
 @pytest.fixture
-def prefill():
+def prefill() -> Iterator[KVWorker]:
     worker = KVWorker("prefill", geometry(pages=12), "loopback", seed=2)
     yield worker
     worker.manager.stop()
 
 
 @pytest.fixture
-def slow():
+def slow() -> Iterator[KVWorker]:
     """A prefill worker over HeldTransport, one block a post."""
     worker = KVWorker("slow", geometry(pages=12), "", seed=2, post_bytes=1, make=held)
     yield worker
@@ -278,7 +279,7 @@ def test_many_rooms_at_once_with_closes_at_random(prefill: KVWorker, decode: KVW
                 sender.close()
             expected[room] = (sender, receiver, source, target, closed)
         open_rooms = {room for room, (*_, closed) in expected.items() if not closed}
-        settled = set()
+        settled: set[int] = set()
         while open_rooms or len(settled) < len(expected):
             event = prefill.event()
             if isinstance(event, Settled):
