@@ -1,5 +1,4 @@
-"""An engine to drive step by step, over a model whose every token depends on every byte of KV that it should
-read."""
+"""An engine to drive step by step, over a model whose tokens depend on every byte of KV it should read."""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -200,8 +199,7 @@ def relayed(key: str, prompt: list[int], tokens: int = 8, **more: Any) -> Prefil
 
 
 class Relay:
-    """A prefill engine and a decode engine, with a transport that copies bytes at the moment they are
-    announced."""
+    """A prefill engine and a decode engine; pages are copied at the moment they are announced."""
 
     def __init__(self, prefill: Rig, decode: Rig) -> None:
         self.prefill, self.decode = prefill, decode

@@ -1,5 +1,7 @@
 """What becomes of a leg and its pages: admission, endings, drops, refusals, crashes."""
 
+from threading import Event
+
 import pytest
 import torch
 
@@ -25,10 +27,6 @@ from workers.engine.messages import (
 
 def params(**wanted: object) -> SamplingParams:
     return SamplingParams(**{"max_tokens": 30, "temperature": 0.0} | wanted)  # type: ignore[arg-type]
-
-
-def first_index(tokens: list[int], wanted: int) -> int:
-    return tokens.index(wanted)
 
 
 def a_prompt_that_meets(token: int) -> tuple[list[int], int]:
@@ -236,23 +234,46 @@ def test_a_leg_without_a_choosable_token_fails_alone_and_is_not_cached(leg: obje
     assert rig.text("good") == continuation([1, 2, 3], 8)
 
 
-def test_the_thread_obeys_computes_and_stops() -> None:
+def test_the_thread_computes_until_it_is_stopped() -> None:
     rig = Rig()
-    rig.engine.start()
-    rig.submit(unified("a", [1, 2, 3]), Stop())
-    assert rig.engine.join(10.0)
-    rig = Rig()
-    ended: list[int] = []
+    ended = Event()
     rig.engine._on_produced = lambda produced: (
         rig.produced.extend(produced),
-        rig.submit(Stop()) if produced[-1].ending else None,
+        ended.set() if produced[-1].ending else None,
     )
     rig.engine.start()
     rig.submit(unified("a", [1, 2, 3]))
+    assert ended.wait(10.0)
+    rig.submit(Stop())
     assert rig.engine.join(10.0)
     assert rig.text("a") == continuation([1, 2, 3], 8)
     assert rig.engine.heartbeat.deadline is None
-    assert ended == []
+
+
+def test_a_leak_is_logged_when_the_engine_is_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    logged = Event()
+    monkeypatch.setattr("workers.engine.engine.QUIET_S", 0.01)
+    monkeypatch.setattr("workers.engine.engine.log.event", lambda *_, **__: logged.set())
+    rig = Rig()
+    rig.engine._scheduler._pool.allocate(1)  # by nobody
+    rig.engine.start()
+    assert logged.wait(10.0)
+    rig.submit(Stop())
+    assert rig.engine.join(10.0)
+
+
+def test_stats_count_what_was_computed_and_what_was_found() -> None:
+    rig = Rig()
+    for key in "ab":
+        rig.submit(unified(key, [1] * 10, tokens=5))
+        rig.run()
+    stats = rig.engine.stats
+    assert (stats.prefill_tokens, stats.cached_tokens, stats.decode_tokens) == (10 + 2, 8, 2 * 4)
+    assert stats.steps == 2 * 5
+    assert 0 < stats.forward_s < stats.step_s
+    assert 0 < stats.overhead_s < stats.step_s
 
 
 def test_a_crash_is_told_and_ends_the_thread() -> None:

@@ -1,5 +1,4 @@
-"""Thousands of random commands over a tiny pool: pages add up after each step, texts are right, nothing
-hangs."""
+"""Thousands of random commands over tiny pools: pages add up, texts are right, nothing hangs."""
 
 import random
 from functools import cache
@@ -40,8 +39,7 @@ def answer(prompt: tuple[int, ...]) -> list[int]:
 
 
 class Client:
-    """Plays control, transfer and output for one engine: submits, relays, resumes what was retracted,
-    drops."""
+    """Plays control, transfer and output for one engine: submits, relays, resumes, drops."""
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)

@@ -157,6 +157,7 @@ def test_a_relayed_leg_that_failed_after_some_tokens_is_prefilled_with_them() ->
     relay.decode.run()
     assert [*emitted, *relay.decode.text("a")] == continuation(prompt, 8)
     assert relay.decode.produced[0].position == 4
+    assert relay.decode.engine.stats.steps == 3  # of its four tokens the first came with the KV
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """`chunk_tokens` bounds a step and so the pause that a long prompt makes between two tokens of the
-    others.
+    """`chunk_tokens` bounds a step, and so the pause between two tokens while another's prompt is computed.
 
     KV goes out every `group_layers` layers. Admission leaves room for `reserve_tokens` more tokens of each
     request that runs, so that it is seldom retracted. `context_tokens` bounds prompt plus output.

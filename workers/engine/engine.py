@@ -34,14 +34,15 @@ from workers.models.model import Model
 
 logger = logging.getLogger(__name__)
 
+QUIET_S = 1.0  # without work for this long; a large pool takes a while to check
+
 
 class Engine:
     """Prefills, decodes, or both: what it does follows from its commands.
 
     The callbacks run on the engine thread and must only hand on what they get: `on_event` for control,
     `on_produced` once for all tokens of a step, `on_computed` inside the forward pass as layer groups of
-    relayed prompts complete. Any thread may read `headroom`, `heartbeat` and `stats`, which are replaced as a
-    whole.
+    relayed prompts complete. Any thread may read `headroom`, `heartbeat` and `stats`: each is replaced whole.
     """
 
     def __init__(
@@ -118,12 +119,19 @@ class Engine:
             self._on_event(Crashed(error))
 
     def _rest(self) -> None:
-        """Nothing can run before another command comes: look after the accounts, then wait for it."""
+        """Nothing can run before another command comes. In a quiet moment the accounts are checked."""
+        try:
+            command = self._commands.get(timeout=QUIET_S)
+        except Empty:
+            self._check_or_log()
+            command = self._commands.get()
+        self._obey(command)
+
+    def _check_or_log(self) -> None:
         try:
             self.check()
         except IntegrityError as error:
             log.event(logger, "pages_leaked", logging.ERROR, error=error)
-        self._obey(self._commands.get())
 
     def _obey_all(self) -> None:
         while not self._stopping:
@@ -199,9 +207,6 @@ class Engine:
     def _count(self, event: Event) -> None:
         stats = self.stats
         if isinstance(event, Admitted):
-            self.stats = stats._replace(
-                admitted_tokens=stats.admitted_tokens + len(event.pages) * self._page_size,
-                cached_tokens=stats.cached_tokens + event.cached_tokens,
-            )
+            self.stats = stats._replace(cached_tokens=stats.cached_tokens + event.cached_tokens)
         elif isinstance(event, Retracted):
             self.stats = stats._replace(retractions=stats.retractions + 1)

@@ -6,8 +6,7 @@ from itertools import pairwise
 
 
 class FreeRuns:
-    """A set of page numbers that gives out contiguous ones where it can: the transport moves a run as one
-    block."""
+    """A set of page numbers that gives out contiguous ones: the transport moves a run as one block."""
 
     def __init__(self, total_pages: int) -> None:
         self.pages = total_pages

@@ -24,8 +24,7 @@ class KVPool:
     def allocate(
         cls, shape: tuple[int, int, int, int, int, int], dtype: torch.dtype, device: torch.device
     ) -> "KVPool":
-        """Zeroed memory; on a CPU in huge pages where the kernel grants them, which triples the transport's
-        speed."""
+        """Zeroed memory; on a CPU in huge pages where the kernel grants them, for the transport's speed."""
         if device.type != "cpu":
             return cls(torch.zeros(shape, dtype=dtype, device=device))
         size_bytes = prod(shape) * dtype.itemsize

@@ -1,5 +1,4 @@
-"""Who owns each page of the KV pool. Every page is free, held, cached or quarantined, and in one state
-only."""
+"""Who owns each page of the KV pool: every page is either free, held, cached or quarantined."""
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import chain

@@ -23,8 +23,7 @@ def pages_for(tokens: int, page_size: int) -> int:
 
 
 def growth_pages(tokens: int, pages: int, limit_tokens: int, reserve_tokens: int, page_size: int) -> int:
-    """Pages to keep for a running request of `tokens` tokens in `pages` pages that may grow up to
-    `limit_tokens`."""
+    """Pages to keep for a request of `tokens` tokens in `pages` pages that may grow up to `limit_tokens`."""
     return max(0, pages_for(min(tokens + reserve_tokens, limit_tokens), page_size) - pages)
 
 
@@ -34,8 +33,7 @@ def free_tokens(available_pages: int, growth: int, waiting_pages: int, page_size
 
 
 def chunks(pending_tokens: Sequence[int], chunk_tokens: int, decode_rows: int, page_size: int) -> list[int]:
-    """Tokens of each prefill for this step, first come first served, in what `decode_rows` leave of
-    `chunk_tokens`.
+    """Tokens of each prefill in this step, first come first served, within what `decode_rows` leave.
 
     A chunk that is not the last of its prompt ends at a page boundary (they all start at one). Decoding never
     starves prefill: one page is always left.
@@ -50,8 +48,7 @@ def chunks(pending_tokens: Sequence[int], chunk_tokens: int, decode_rows: int, p
 
 
 def wants_prefill(pending_tokens: int, chunk_tokens: int) -> bool:
-    """Whether to admit another prompt: only when this step has room, so that it finds what the others
-    computed."""
+    """Whether to admit another prompt: not before a step has room, so that it finds what others computed."""
     return pending_tokens < chunk_tokens
 
 

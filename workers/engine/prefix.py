@@ -1,8 +1,7 @@
 """The prefix cache: finds pages whose KV is already there by what was computed into them.
 
 A page is known by a digest over its tokens and the digest of the page before it, so equal digests mean equal
-prefixes, and the whole forms a tree without storing one. (Hash-chained blocks, as vLLM's automatic prefix
-caching.)
+prefixes, and the whole forms a tree without storing one. (Source: vLLM's automatic prefix caching.)
 """
 
 from array import array
@@ -29,7 +28,7 @@ class PrefixCache:
 
     @property
     def available_pages(self) -> int:
-        """What `allocate` can give."""
+        """What `acquire` can give."""
         return self._pool.free_pages + self._pool.cached_pages
 
     def chain(self, digests: Sequence[Digest], tokens: Sequence[int]) -> list[Digest]:
@@ -64,23 +63,20 @@ class PrefixCache:
         return [*matched, *self._pool.allocate(count)]
 
     def insert(self, digests: Sequence[Digest], pages: Sequence[int]) -> None:
-        """Make held pages known, whose content is computed or sealed. A digest that is known keeps its
-        page."""
+        """Make held pages known whose content is computed or sealed. A known digest keeps its page."""
         for digest, page in zip(digests, pages, strict=True):
             if digest not in self._pages and page not in self._digests:
                 self._pages[digest] = page
                 self._digests[page] = digest
 
     def forget(self, pages: Sequence[int]) -> None:
-        """Nobody shall match these pages any more (held or free ones): their content is not what their tokens
-        say."""
+        """Nobody shall match these pages any more: their content is not what their tokens say."""
         for page in pages:
             if page in self._digests:
                 del self._pages[self._digests.pop(page)]
 
     def release(self, pages: Sequence[int]) -> None:
-        """Give one reference back. The end of a prefix counts as older than its start, so it is evicted
-        first."""
+        """Give one reference back. The end of a prefix counts as older than its start: it goes first."""
         self._pool.release(reversed(pages), keep=self._digests)
 
     def check(self, references: Mapping[int, int]) -> None:

@@ -42,8 +42,7 @@ def _arrival_ms(sequence: Sequence) -> float:
 
 
 class Scheduler:
-    """Owns every sequence and page of the engine. `events` and `produced` fill up until the engine takes
-    them.
+    """Owns every sequence and page of the engine, which takes `events` and `produced` after each step.
 
     A leg is in one of three places: waiting (no pages), receiving (pages that a peer writes), or active.
     """
@@ -127,7 +126,7 @@ class Scheduler:
             self._waiting = [sequence for sequence in self._waiting if sequence.key != drop.key]
 
     def _fail(self, key: str, tokens: int) -> None:
-        """It would wait forever."""
+        """No end of another leg would ever make room for it."""
         reason = (
             f"{tokens} tokens do not fit into the {self._limit_tokens} of this worker: "
             "raise CONTEXT_TOKENS or KV_POOL_MB, or shorten the prompt"
@@ -137,8 +136,7 @@ class Scheduler:
     # ---- a step
 
     def next_rows(self, step: int, now: float) -> list[Row]:
-        """Rows of step number `step`, with pages for their tokens. Empty: nothing can run before another
-        command."""
+        """Rows of step number `step`, with pages for their tokens. None: only a command can change that."""
         self._admit()
         candidates = self._unsettled()
         for group in policy.turns([sequence.work.solo for sequence in candidates], step):
@@ -225,14 +223,12 @@ class Scheduler:
             pending += sequence.pending_tokens
 
     def _acquire(self, matched: list[int], tokens: int) -> list[int] | None:
-        """Pages for `tokens` tokens, the `matched` ones first, if that leaves the reserve of those that
-        run."""
+        """Pages for `tokens` tokens, the `matched` first. None if that would take what others need soon."""
         count = policy.pages_for(tokens, self._page_size) - len(matched)
         return self._cache.acquire(matched, count, spare=self._reserve_pages())
 
     def _grow(self, sequence: Sequence) -> bool:
-        """Make room for one more token, at the cost of younger sequences. False: it lost its own pages, or
-        waits."""
+        """Make room for a token, at the cost of younger ones. False: it lost its own pages, or waits."""
         if sequence.key not in self._active:
             return False
         while policy.pages_for(sequence.tokens, self._page_size) > len(sequence.pages):
@@ -273,8 +269,7 @@ class Scheduler:
         self.events.append(Retracted(sequence.key))
 
     def _release(self, sequence: Sequence) -> None:
-        """The one way out for an active sequence: its whole computed pages stay cached, the others are
-        free."""
+        """The one way out for an active sequence: its whole computed pages stay cached."""
         del self._active[sequence.key]
         if sequence.failed:
             self._cache.forget(sequence.pages)
@@ -310,8 +305,7 @@ class Scheduler:
         )
 
     def check(self) -> None:
-        """Raise IntegrityError unless free + held + cached + quarantined = total and every reference has its
-        owner."""
+        """Raise IntegrityError unless each page is in one state and each reference has its owner."""
         self._cache.check(Counter(self._held()))
 
     def _held(self) -> Iterator[int]:

@@ -11,8 +11,7 @@ from workers.engine.sampling_state import SamplingState
 class Sequence:
     """Tokens are prompt ⧺ output. The pool holds the KV of the first `computed_tokens` of them.
 
-    A token just sampled has no KV until the next forward pass, so a sequence that decodes has one pending
-    token.
+    A token just sampled has no KV before the next step, so a sequence that decodes has one pending token.
     """
 
     work: Work

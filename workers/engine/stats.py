@@ -4,11 +4,10 @@ from typing import NamedTuple
 
 
 class EngineStats(NamedTuple):
-    """Sums over all steps. `step_s` is whole steps; what is in none of the other times is the scheduler's
-    own.
+    """Sums over all steps. `step_s` is whole steps; what none of the other times has is the scheduler's own.
 
-    `plan_s` builds tensors and kernel plans, `forward_s` is the model, `sample_s` the choice of tokens.
-    `cached_tokens` were found in the prefix cache of `admitted_tokens` prompt tokens.
+    `plan_s` builds tensors and kernel plans, `forward_s` is the model, `sample_s` the choice of tokens. Of
+    all prompt tokens `prefill_tokens` were computed and `cached_tokens` found in the prefix cache.
     """
 
     steps: int = 0
@@ -18,7 +17,6 @@ class EngineStats(NamedTuple):
     sample_s: float = 0.0
     prefill_tokens: int = 0
     decode_tokens: int = 0
-    admitted_tokens: int = 0
     cached_tokens: int = 0
     retractions: int = 0
 
