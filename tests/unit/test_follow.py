@@ -1,0 +1,95 @@
+"""A watch hands on each position once, and never another token at a position it has handed on."""
+
+from typing import Any, cast
+
+import pytest
+
+from app.follow import RedisBack, StreamDiverged, Watch
+from relay.request import State, Token
+from relay.tokens import Chunk, End
+
+END = End(State.FINISHED, "", "stop", None, None, None)
+
+
+def watch(start: int = 0) -> Watch:
+    return Watch(cast(Any, None), "req-1", start)
+
+
+def chunk(first: int, ids: list[int], end: End | None = None) -> Chunk:
+    return Chunk([Token(first + i, token_id, "") for i, token_id in enumerate(ids)], end)
+
+
+def taken(w: Watch) -> list[Any]:
+    """All that is there: token ids, and the rest as it is."""
+    found: list[Any] = []
+    while (item := w.take(0)) is not None:
+        found += [token.token_id for token in item] if isinstance(item, list) else [item]
+    return found
+
+
+def test_tokens_and_end_in_order() -> None:
+    w = watch()
+    w.feed(chunk(0, [5, 6]), 0)
+    assert w.next_position == 2
+    w.feed(chunk(2, [7], END), 2)
+    assert taken(w) == [5, 6, 7, END]
+    assert w.ended
+
+
+def test_it_begins_where_it_was_asked_to() -> None:
+    w = watch(start=2)
+    w.feed(chunk(0, [5, 6, 7]), 0)
+    assert taken(w) == [7]
+
+
+def test_what_a_slower_watch_needed_is_not_handed_on_twice() -> None:
+    w = watch()
+    w.feed(chunk(0, [5, 6]), 0)
+    w.feed(chunk(1, [6, 7]), 1)
+    assert taken(w) == [5, 6, 7]
+
+
+def test_what_was_read_before_it_came_is_left_for_the_next_read() -> None:
+    w = watch()
+    w.feed(chunk(4, [9], END), 4)
+    assert taken(w) == []
+    assert w.next_position == 0
+    assert not w.ended
+
+
+def test_after_redis_was_away_the_same_tokens_are_passed_over() -> None:
+    w = watch()
+    w.feed(chunk(0, [5, 6, 7]), 0)
+    w.read_again()
+    assert w.next_position == 0
+    w.feed(chunk(0, [5, 6]), 0)
+    w.feed(chunk(2, [7, 8], END), 2)
+    assert taken(w) == [5, 6, 7, RedisBack(), 8, END]
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        chunk(0, [5, 9]),
+        chunk(0, [5, 6, 9], END),
+        chunk(0, [5], END),
+        chunk(0, [], END),
+    ],
+)
+def test_another_stream_at_positions_handed_on_is_an_error(after: Chunk) -> None:
+    w = watch()
+    w.feed(chunk(0, [5, 6, 7]), 0)
+    assert taken(w) == [5, 6, 7]
+    w.read_again()
+    w.feed(after, 0)
+    assert w.ended
+    assert isinstance(w.take(0), RedisBack)
+    with pytest.raises(StreamDiverged):
+        w.take(0)
+
+
+def test_a_hole_in_the_stream_is_an_error() -> None:
+    w = watch()
+    w.feed(chunk(1, [5]), 0)
+    with pytest.raises(StreamDiverged):
+        w.take(0)

@@ -1,0 +1,132 @@
+"""Bodies: what is accepted, what their defaults mean, and that equal bodies have equal digests."""
+
+from typing import Any
+
+import pytest
+
+from app.body import read_body
+from app.errors import ApiError
+from app.schema import ChatBody, CompletionBody, NativeBody, parse
+from relay.sampling import SamplingParams
+
+VOCABULARY = 1_000
+ASK = [{"role": "user", "content": "hi"}]
+
+
+def params(**fields: Any) -> SamplingParams:
+    return parse(NativeBody, {"prompt": "x", **fields}).params(100, seed=7, vocab_size=VOCABULARY)
+
+
+def test_defaults_are_those_of_the_field() -> None:
+    assert params() == SamplingParams(max_tokens=100, seed=7)
+
+
+def test_greedy_switches_the_filters_off() -> None:
+    greedy = params(temperature=1e-6, top_p=0.5, top_k=3, min_p=0.2)
+    assert (greedy.temperature, greedy.top_p, greedy.top_k, greedy.min_p) == (0.0, 1.0, 0, 0.0)
+
+
+def test_every_parameter_reaches_the_sampler() -> None:
+    fields: dict[str, Any] = {
+        "min_tokens": 2,
+        "temperature": 2,
+        "top_k": 5,
+        "top_p": 0.5,
+        "min_p": 0.1,
+        "repetition_penalty": 1.1,
+        "presence_penalty": -2,
+        "frequency_penalty": 2,
+        "logit_bias": {"3": -100, "999": 1},
+        "stop": ["a", "b", "c", "d"],
+        "stop_token_ids": [0, 999],
+        "include_stop_str_in_output": True,
+        "ignore_eos": True,
+        "skip_special_tokens": False,
+        "logprobs": 20,
+        "seed": 11,
+    }
+    expected = fields | {
+        "max_tokens": 100,
+        "logit_bias": {3: -100.0, 999: 1.0},
+        "stop": ("a", "b", "c", "d"),
+        "stop_token_ids": (0, 999),
+    }
+    assert params(**fields) == SamplingParams(**expected)
+
+
+@pytest.mark.parametrize(("seed", "used"), [(-1, (1 << 63) - 1), ((1 << 63) - 1, (1 << 63) - 1), (0, 0)])
+def test_any_64_bit_seed_fits_63_bits(seed: int, used: int) -> None:
+    assert params(seed=seed).seed == used
+
+
+def test_limits_on_output() -> None:
+    assert parse(NativeBody, {"prompt": "x"}).output_tokens is None
+    assert parse(CompletionBody, {"prompt": "x"}).output_tokens == 16
+    assert parse(ChatBody, {"messages": ASK}).output_tokens is None
+    assert parse(ChatBody, {"messages": ASK, "max_tokens": 3}).output_tokens == 3
+    both = {"messages": ASK, "max_tokens": 3, "max_completion_tokens": 4}
+    assert parse(ChatBody, both).output_tokens == 4
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted"),
+    [
+        ({}, None),
+        ({"logprobs": False}, None),
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": 4}, 4),
+    ],
+)
+def test_logprobs_of_a_chat(fields: dict[str, Any], wanted: int | None) -> None:
+    assert parse(ChatBody, {"messages": ASK, **fields}).top_logprobs_wanted == wanted
+
+
+@pytest.mark.parametrize(
+    ("given", "prompt"),
+    [("a", "a"), (["a"], "a"), ([1, 2], [1, 2]), ([[1, 2]], [1, 2])],
+)
+def test_the_four_forms_of_a_prompt(given: Any, prompt: str | list[int]) -> None:
+    assert parse(CompletionBody, {"prompt": given}).prompt == prompt
+
+
+def test_parts_of_a_message_are_one_text() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    (message,) = parse(ChatBody, {"messages": [{"role": "user", "content": parts}]}).messages
+    assert message.text == "ab"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": 1, "best_of": 1, "echo": False, "suffix": ""},
+        {"response_format": {"type": "text"}, "tools": [], "tool_choice": "auto"},
+        {"never_heard_of": {"x": [1]}, "user": "me", "stop": []},
+    ],
+)
+def test_what_changes_nothing_is_accepted(fields: dict[str, Any]) -> None:
+    parse(CompletionBody, {"prompt": "x", **fields})
+
+
+def test_null_means_absent_at_every_depth() -> None:
+    with_nulls = b'{"prompt": "x", "stop": null, "stream_options": {"include_usage": null}}'
+    without = b'{ "stream_options": {}, "prompt": "x"}'
+    assert read_body(with_nulls, "application/json") == read_body(without, None)
+
+
+def test_another_value_is_another_digest() -> None:
+    digests = {read_body(raw, None).digest for raw in (b'{"a":1}', b'{"a":1.5}', b'{"a":"1"}', b'{"b":1}')}
+    assert len(digests) == 4
+
+
+@pytest.mark.parametrize(
+    "content_type", ["application/json; charset=utf-8", "application/x-www-form-urlencoded"]
+)
+def test_content_types_that_clients_send(content_type: str) -> None:
+    assert read_body(b"{}", content_type).fields == {}
+
+
+def test_an_error_names_the_field_and_what_is_allowed() -> None:
+    with pytest.raises(ApiError) as caught:
+        parse(NativeBody, {"prompt": "x", "temperature": 3})
+    assert caught.value.param == "temperature"
+    assert caught.value.message == "temperature: Input should be less than or equal to 2."
