@@ -1,0 +1,27 @@
+"""`python -m bench [NAME...]`: run the named benchmarks, or all of them, one after the other."""
+
+import importlib
+import sys
+
+from bench import machine
+from bench.table import show
+
+NAMES = ("overhead", "latency", "serving", "interference", "soak")
+
+
+def main() -> int:
+    names = sys.argv[1:] or NAMES
+    unknown = [name for name in names if name not in NAMES]
+    if unknown:
+        print(f"unknown benchmark {', '.join(unknown)}: choose from {', '.join(NAMES)}, or none for all")
+        return 2
+    print(machine.name())
+    controls = machine.controls()
+    show("Controls", ("read GB/s", "bf16 GFLOP/s"), [controls])
+    for name in names:
+        importlib.import_module(f"bench.{name}").run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
