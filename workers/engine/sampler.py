@@ -51,10 +51,10 @@ class Sampler:
         assert logits.shape == expected, f"logits are {tuple(logits.shape)}, expected {expected}"
         if not rows:
             return []
-        peaks, best = logits.max(dim=-1)  # of equal logits the lowest id; NaN when a row holds one
+        peaks, best = highest(logits)
         return [
             self._sample_row(logits[i], peak, token, row)
-            for i, (peak, token, row) in enumerate(zip(peaks.tolist(), best.tolist(), rows, strict=True))
+            for i, (peak, token, row) in enumerate(zip(peaks, best, rows, strict=True))
         ]
 
     def _sample_row(self, logits: Tensor, peak: float, best: int, row: SamplingRow) -> Sampled | Unsampleable:
@@ -74,6 +74,16 @@ class Sampler:
         if params.logprobs is None:
             return Sampled(token)
         return Sampled(token, token_logprobs(logits, token, params.logprobs))
+
+
+def highest(logits: Tensor) -> tuple[list[float], list[int]]:
+    """The highest logit of each row and its id: the lowest of equal ones; NaN when the row holds one."""
+    if logits.device.type != "cpu":
+        values, ids = logits.max(dim=-1)
+        return values.tolist(), ids.tolist()
+    rows = logits.numpy()  # its search is ten times as fast as torch's on a CPU
+    best = rows.argmax(axis=-1)
+    return rows[np.arange(len(rows)), best].tolist(), best.tolist()
 
 
 def kept(ids: Tensor, scores: Tensor, peak: float, params: SamplingParams) -> tuple[Tensor, Tensor]:
