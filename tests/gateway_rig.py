@@ -192,6 +192,7 @@ class ScriptedWorker:
             nonce, room = secrets.token_hex(8), secrets.randbits(63)
             claim = self.rooms.claim(leg, self.boot, nonce, room, 4096, 4096, LEASE_MS, request_id)
             if claim:
+                assert request_id in (None, claim.claimed.hold.request_id), "another request was in the way"
                 return claim.claimed
             time.sleep(0.005)
         raise AssertionError(f"no {leg} leg to claim in {DEADLINE_S} s")
@@ -203,7 +204,7 @@ class ScriptedWorker:
         finish: Finish | None = None,
         start: int | None = None,
     ) -> EmitOutcome:
-        """Append tokens; a unified worker reports its prefill with the first."""
+        """Append tokens, from `start` if there are none; a unified worker reports its prefill too."""
         if start is None:
             start = tokens[0].position if tokens else 0
         prefilled = Prefilled(3, 20.0, 10.0) if start == 0 and claimed.hold.leg is Leg.BOTH else None
@@ -271,6 +272,12 @@ def words(tokenizer: Tokenizer, text: str, logprobs: bool = False) -> list[Token
         )
         for position, token_id in enumerate(ids)
     ]
+
+
+def cancel_all(rooms: Rooms) -> None:
+    """End what a test left open, so that no later one claims it."""
+    for record in rooms.list_requests(1000):
+        rooms.cancel(record.request_id)
 
 
 def eventually(condition: Any, what: str) -> None:

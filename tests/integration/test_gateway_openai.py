@@ -14,6 +14,7 @@ from tests.gateway_rig import (
     Answering,
     GatewayProcess,
     ScriptedWorker,
+    cancel_all,
     default_tokenizer,
     eventually,
     words,
@@ -47,6 +48,7 @@ def client(gateway: GatewayProcess) -> Iterator[openai.OpenAI]:
 def rooms(valkey: RedisServer) -> Iterator[Rooms]:
     client = Rooms(valkey.url, MODEL)
     yield client
+    cancel_all(client)
     client.close()
 
 

@@ -18,6 +18,7 @@ from tests.gateway_rig import (
     GatewayProcess,
     Reply,
     ScriptedWorker,
+    cancel_all,
     default_tokenizer,
     eventually,
     words,
@@ -45,8 +46,7 @@ def tokenizer() -> Tokenizer:
 def rooms(valkey: RedisServer) -> Iterator[Rooms]:
     client = Rooms(valkey.url, MODEL)
     yield client
-    for record in client.list_requests(1000):
-        client.cancel(record.request_id)
+    cancel_all(client)
     client.close()
 
 
