@@ -5,6 +5,7 @@ import shutil
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
@@ -37,7 +38,7 @@ class RedisServer:
         binary: Path,
         directory: Path,
         append_fsync: str | None = None,
-        max_memory: str | None = None,
+        options: Sequence[str] = (),
     ) -> None:
         self.binary = binary
         self.directory = directory
@@ -45,13 +46,17 @@ class RedisServer:
         self._options = ["--save", "", "--appendonly", "no"]
         if append_fsync:
             self._options = ["--save", "", "--appendonly", "yes", "--appendfsync", append_fsync]
-        if max_memory:
-            self._options += ["--maxmemory", max_memory, "--maxmemory-policy", "noeviction"]
+        self._options += ["--maxmemory-policy", "noeviction", *options]
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def process_id(self) -> int:
+        assert self._process
+        return self._process.pid
 
     def client(self) -> Redis:
         return Redis.from_url(self.url, protocol=2)

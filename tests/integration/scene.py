@@ -117,22 +117,25 @@ class Scene:
         assert self.emit(2, 1, Finish("stop", 102)) is EmitOutcome.DONE
 
     def claim_prefill(self) -> None:
-        got = claim(self.rooms, Leg.PREFILL, "P")
+        got = claim(self.rooms, Leg.PREFILL, "P", wanted=self.id)
         assert got
         self.p, self.room = got.claimed.hold, got.claimed.room
 
     def claim_decode(self) -> None:
-        got = claim(self.rooms, Leg.DECODE, "D")
+        got = claim(self.rooms, Leg.DECODE, "D", wanted=self.id)
         assert got
         self.d = got.claimed.hold
 
     def claim_unified(self) -> None:
-        got = claim(self.rooms, Leg.BOTH, "U")
+        got = claim(self.rooms, Leg.BOTH, "U", wanted=self.id)
         assert got
         self.d = got.claimed.hold
 
     def emit(self, start: int, count: int, finish: Finish | None = None) -> EmitOutcome:
-        return self.rooms.emit([Emission(self.d, start, tokens(start, count), finish)])[0].outcome
+        return self.rooms.emit([self.emission(start, count, finish)])[0].outcome
+
+    def emission(self, start: int, count: int, finish: Finish | None = None) -> Emission:
+        return Emission(self.d, start, tokens(start, count), finish)
 
     def release(self, leg: Leg, why: Why = Why.DRAIN) -> bool:
         return self.rooms.release(self.p if leg is Leg.PREFILL else self.d, why).ok
@@ -199,11 +202,11 @@ def check_integrity(rooms: Rooms) -> None:
         for leg in legs:
             assert owned[f"{request_id}/{leg}"] == (record[f"{leg[0]}_boot"], record[f"{leg[0]}_nonce"])
         room = redis.hget(f"{root}:room:{record['room']}", "state") if "room" in record else None
-        room_ttl_ms = redis.pttl(f"{root}:room:{record['room']}") if "room" in record else None
+        room_ttl_ms = redis.pttl(f"{root}:room:{record['room']}") if "room" in record else 0
         waits = {name for name, queue in (("prefill", prefill), ("decode", decode)) if request_id in queue}
 
         _check_stream(redis.xrange(f"{root}:tok:{request_id}:0"), int(record["tokens"]), state)
-        assert (request_id in deadline) == (not state.terminal)
+        assert (request_id in deadline) == (not state.terminal), record
         assert (request_id in ended) == state.terminal
         assert redis.exists(f"{root}:prompt:{request_id}") == (not state.terminal)
         assert (redis.pttl(f"{root}:req:{request_id}") > 0) == state.terminal

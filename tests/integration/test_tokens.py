@@ -1,0 +1,152 @@
+"""The token stream from any position, and mail: read at once, waited for, woken, and across a restart."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from relay.answers import Emission, EmitOutcome
+from relay.mailbox import Ask, Mailbox, Settled
+from relay.request import Finish, Hold, Leg, State, Token
+from relay.rooms import Rooms
+from relay.tokens import Chunk, End, TokenReader
+from tests.integration.scene import claim, submission, tokens
+from tests.integration.until import until
+from tests.servers import RedisServer
+
+TEXTS = ["", "naïve ", "日本", "\n\r\0", '"quoted\\', "😀", "\ufffd"]
+END = End(State.FINISHED, "held", "stop", "</s>", None, None)
+
+
+@pytest.fixture
+def reader(server: RedisServer, model: str) -> Iterator[TokenReader]:
+    client = TokenReader(server.url, model)
+    yield client
+    client.close()
+
+
+def running(rooms: Rooms) -> Hold:
+    rooms.submit(submission())
+    got = claim(rooms, Leg.BOTH, "U")
+    assert got
+    return got.claimed.hold
+
+
+def test_from_any_position(rooms: Rooms, reader: TokenReader) -> None:
+    hold = running(rooms)
+    sent = [Token(p, 100 + p, text, [[100 + p, -0.25], [7, -1.5]]) for p, text in enumerate(TEXTS)]
+    assert reader.read(hold.request_id) == Chunk([], None)
+    rooms.emit([Emission(hold, 0, sent)])
+    for position in range(len(sent) + 1):
+        assert reader.read(hold.request_id, position) == Chunk(sent[position:], None)
+    rooms.emit([Emission(hold, len(sent), [], Finish("stop", "</s>", "held"))])
+    for position in range(len(sent) + 1):
+        assert reader.read(hold.request_id, position) == Chunk(sent[position:], END)
+    assert reader.read(hold.request_id, 2, limit=2) == Chunk(sent[2:4], None)
+
+
+def test_tokens_already_there_stay(rooms: Rooms, reader: TokenReader) -> None:
+    hold = running(rooms)
+
+    def emit(start: int, count: int, text: str) -> tuple[EmitOutcome, int]:
+        (answer,) = rooms.emit(
+            [Emission(hold, start, [Token(p, p, text) for p in range(start, start + count)])]
+        )
+        return answer
+
+    assert emit(1, 2, "early") == (EmitOutcome.GAP, 0)
+    assert emit(0, 2, "first") == (EmitOutcome.OK, 0)
+    assert emit(0, 2, "again") == (EmitOutcome.OK, 0)
+    assert emit(1, 3, "overlap") == (EmitOutcome.OK, 0)
+    assert emit(0, 1, "late") == (EmitOutcome.OK, 0)
+    assert emit(5, 1, "early") == (EmitOutcome.GAP, 4)
+    texts = [token.text for token in reader.read(hold.request_id).tokens]
+    assert texts == ["first", "first", "overlap", "overlap"]
+
+
+def test_a_step_answers_for_each_request(rooms: Rooms, reader: TokenReader) -> None:
+    a, b, c, d = (running(rooms) for _ in range(4))
+    rooms.cancel(c.request_id)
+    batch = [
+        Emission(a, 0, tokens(0, 1)),
+        Emission(b, 3, tokens(3, 1)),
+        Emission(c, 0, tokens(0, 1)),
+        Emission(d, 0, tokens(0, 1), Finish("length")),
+    ]
+    assert [e.outcome for e in rooms.emit(batch)] == ["ok", "gap", "stale", "done"]
+    assert [e.outcome for e in rooms.emit(batch)] == ["ok", "gap", "stale", "done"]
+    assert [len(reader.read(hold.request_id).tokens) for hold in (a, b, c, d)] == [1, 0, 0, 1]
+    assert rooms.emit([]) == []
+
+
+def test_waiting_for_many(rooms: Rooms, reader: TokenReader) -> None:
+    a, b = running(rooms), running(rooms)
+    rooms.emit([Emission(a, 0, tokens(0, 2)), Emission(b, 0, tokens(0, 2))])
+    assert reader.wait({a.request_id: 1, b.request_id: 2}) == {a.request_id: Chunk(tokens(1, 1), None)}
+    emitter = threading.Thread(target=rooms.emit, args=([Emission(b, 2, tokens(2, 1), Finish("length"))],))
+    emitter.start()
+    positions = {a.request_id: 2, b.request_id: 2}
+    got = until(lambda: reader.wait(positions), "the next token")
+    emitter.join()
+    assert list(got) == [b.request_id]
+    assert got[b.request_id].tokens == tokens(2, 1)
+
+
+def test_a_waiting_reader_can_be_woken(rooms: Rooms, reader: TokenReader) -> None:
+    hold = running(rooms)
+    assert not reader.wake(), "nobody waits"
+    seen: list[dict[str, Chunk]] = []
+    thread = threading.Thread(target=lambda: seen.append(reader.wait({hold.request_id: 0}, block_ms=1_000)))
+    thread.start()
+    until(reader.wake, "the reader is woken")
+    thread.join()
+    assert seen == [{}]
+
+
+def test_mail_comes_in_order_and_once(rooms: Rooms, server: RedisServer, model: str) -> None:
+    box = Mailbox(server.url, model, "P")
+    assert box.read(block_ms=0) == []
+    for room in range(3):
+        rooms.ask("P", room, "D")
+    rooms.settle(9, "P")
+    rooms.settle(9, "D")
+    assert box.read() == [Ask(0, "D"), Ask(1, "D"), Ask(2, "D"), Settled(9)]
+    assert box.read(block_ms=0) == []
+    box.close()
+
+
+def test_a_mailbox_waits_for_mail(rooms: Rooms, server: RedisServer, model: str) -> None:
+    box = Mailbox(server.url, model, "P")
+    sender = threading.Thread(target=rooms.ask, args=("P", 1, "D"))
+    sender.start()
+    assert until(box.read, "mail") == [Ask(1, "D")]
+    sender.join()
+    box.close()
+
+
+def test_readers_survive_a_restart(server_binary: Path, tmp_path: Path) -> None:
+    with RedisServer(server_binary, tmp_path / "data", append_fsync="always") as server:
+        rooms, box = Rooms(server.url, "m"), Mailbox(server.url, "m", "P")
+        reader = TokenReader(server.url, "m")
+        hold = running(rooms)
+        rooms.emit([Emission(hold, 0, tokens(0, 1))])
+        rooms.ask("P", 1, "D")
+        assert box.read() == [Ask(1, "D")]
+        assert reader.wait({hold.request_id: 0})
+        server.kill()
+        with pytest.raises(RedisConnectionError):
+            box.read()
+        with pytest.raises(RedisConnectionError):
+            reader.wait({hold.request_id: 1})
+        with pytest.raises(RedisConnectionError):
+            reader.read(hold.request_id)
+        server.start()
+        rooms.ask("P", 2, "D")
+        rooms.emit([Emission(hold, 1, tokens(1, 1))])
+        assert box.read() == [Ask(2, "D")]
+        assert reader.wait({hold.request_id: 1}) == {hold.request_id: Chunk(tokens(1, 1), None)}
+        assert len(reader.read(hold.request_id).tokens) == 2
+        for client in (rooms, box, reader):
+            client.close()
