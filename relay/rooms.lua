@@ -332,6 +332,12 @@ local function record(keys, args)
   return redis.call('HGETALL', key(enter(keys), 'req', args[1]))
 end
 
+-- idempotency key -> id and body hash of the request it stands for, or nil
+local function earlier(keys, args)
+  local known = redis.call('HMGET', key(enter(keys), 'idem', args[1]), 'id', 'body')
+  return known[1] and known or nil
+end
+
 -- leg -> how many wait for it, and whether a retracted one is the first of them
 local function waiting(keys, args)
   local queue = key(enter(keys), 'queue', args[1])
@@ -740,6 +746,7 @@ local FUNCTIONS = {
   { 'settle', settle, MOVES },
   { 'reap', reap, MOVES },
   { 'record', record, READS },
+  { 'earlier', earlier, READS },
   { 'published', published, READS },
   { 'waiting', waiting, READS },
   { 'list_requests', list_requests, READS },

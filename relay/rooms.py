@@ -76,6 +76,11 @@ class Rooms:
         ring = _rings(rings)[0] if rings else None
         return Submitted(SubmitOutcome(outcome.decode()), request_id.decode(), ring)
 
+    def earlier(self, idempotency_key: str) -> tuple[str, str] | None:
+        """Id and body hash of the request that this key stands for, if it came before."""
+        known = self._functions.call("earlier", idempotency_key)
+        return (known[0].decode(), known[1].decode()) if known else None
+
     def cancel(self, request_id: str) -> Record | None:
         """Cancel wherever the request is. A request that has ended stays as it is. None: no such request."""
         return _record(request_id, self._functions.call("cancel", request_id))
