@@ -11,7 +11,7 @@ LIBRARY = "kvrelay"
 
 
 class UnsupportedServer(RuntimeError):
-    """The server cannot run function libraries."""
+    """The server cannot run function libraries, or would evict open requests."""
 
 
 class Functions:
@@ -40,6 +40,7 @@ class Functions:
     def _load(self) -> None:
         with self._lock:
             try:
+                self._check_eviction()
                 held = cast(list[list[Any]], self._redis.function_list(library=LIBRARY, withcode=True))
                 if not held or self._code not in held[0]:
                     self._redis.function_load(cast(str, self._code), replace=True)
@@ -50,3 +51,9 @@ class Functions:
                     "this server has no function libraries: use Redis 7.0 or Valkey 7.2, or newer"
                 ) from error
             self._checked = True
+
+    def _check_eviction(self) -> None:
+        memory: Any = self._redis.info("memory")
+        policy = memory["maxmemory_policy"]
+        if memory["maxmemory"] and policy.startswith("allkeys"):
+            raise UnsupportedServer(f"maxmemory-policy {policy} would evict open requests: set it to noeviction")

@@ -71,13 +71,13 @@ class Mailbox:
             return []
         ((_, entries),) = reply
         self._last = entries[-1][0]
-        return [_mail(fields) for _, fields in entries]
+        return [mail for _, fields in entries if (mail := _mail(fields))]
 
     def close(self) -> None:
         self._client.close()
 
 
-def _mail(fields: dict[bytes, bytes]) -> Mail:
+def _mail(fields: dict[bytes, bytes]) -> Mail | None:
     match fields[b"event"]:
         case b"published":
             return Published(
@@ -102,5 +102,5 @@ def _mail(fields: dict[bytes, bytes]) -> Mail:
             return Ask(int(fields[b"room"]), fields[b"boot"].decode())
         case b"settled":
             return Settled(int(fields[b"room"]))
-        case other:
-            raise ValueError(f"unknown mail {other!r}: a worker of another version writes to this mailbox")
+        case _:
+            return None  # from a newer version; it is a hint, and a renewal tells the same

@@ -372,7 +372,8 @@ end
 -- The request whose leg this worker should take, or nil. In order of the queue: the first that fits, or the wanted
 -- one if it ranks with it. Nothing overtakes a leg that starves and would fit an empty worker.
 local function choose(c, leg, boot, free_tokens, capacity_tokens, wanted)
-  local only_retracted = leg == 'decode' and redis.call('EXISTS', key(c, 'retracted', boot)) == 1
+  -- Who had to retract a request has no room for new ones before it is back. (Nobody retracts from a prefill worker.)
+  local only_retracted = redis.call('EXISTS', key(c, 'retracted', boot)) == 1
   local first
   for _, id in ipairs(redis.call('ZRANGE', key(c, 'queue', leg), 0, SCAN_LEGS - 1)) do
     local r = read(c, id)

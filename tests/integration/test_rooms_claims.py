@@ -165,6 +165,16 @@ def test_who_retracted_is_free_when_the_request_ends(rooms: Rooms) -> None:
     assert take(rooms, Leg.DECODE, "D1") == other
 
 
+def test_a_unified_worker_that_retracted_takes_no_new_one(rooms: Rooms) -> None:
+    retracted, other = submit(rooms, BIG, SMALL)
+    hold = take_hold(rooms, Leg.BOTH, "U")
+    assert rooms.emit([Emission(hold, 0, tokens(0, 1))])
+    assert rooms.release(hold, Why.RETRACT).ok
+    assert take(rooms, Leg.BOTH, "U", free_tokens=SMALL + 1) is None, "a new one would take its room"
+    assert take(rooms, Leg.BOTH, "U", wanted=other) == retracted
+    assert take(rooms, Leg.BOTH, "U") == other
+
+
 def test_the_reaper_rings_again_as_much_as_there_is_room_for(rooms: Rooms) -> None:
     rooms.register(card("P", "prefill", LOAD._replace(slots=2)))
     rooms.register(card("D", "decode", LOAD._replace(slots=5)))

@@ -195,6 +195,17 @@ def test_a_server_without_functions_is_named(server_binary: Path, tmp_path: Path
         rooms.close()
 
 
+def test_a_server_that_evicts_requests_is_named(server_binary: Path, tmp_path: Path) -> None:
+    options = ["--maxmemory", "64mb", "--maxmemory-policy", "allkeys-lru"]
+    with RedisServer(server_binary, tmp_path / "cache", options=options) as cache:
+        rooms = Rooms(cache.url, "m")
+        with pytest.raises(UnsupportedServer, match="set it to noeviction"):
+            rooms.submit(submission())
+        cache.client().config_set("maxmemory-policy", "noeviction")
+        assert rooms.submit(submission()).outcome is SubmitOutcome.NEW
+        rooms.close()
+
+
 # The last second is lost
 
 

@@ -114,6 +114,9 @@ def test_mail_comes_in_order_and_once(rooms: Rooms, server: RedisServer, model: 
     rooms.settle(9, "D")
     assert box.read() == [Ask(0, "D"), Ask(1, "D"), Ask(2, "D"), Settled(9)]
     assert box.read(block_ms=0) == []
+    rooms.redis.xadd(f"{rooms.root}:mail:P", {"event": "of a newer version"})
+    rooms.ask("P", 4, "D")
+    assert box.read() == [Ask(4, "D")]
     box.close()
 
 
