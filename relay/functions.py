@@ -56,4 +56,4 @@ class Functions:
         memory: Any = self._redis.info("memory")
         policy = memory["maxmemory_policy"]
         if memory["maxmemory"] and policy.startswith("allkeys"):
-            raise UnsupportedServer(f"maxmemory-policy {policy} would evict open requests: set it to noeviction")
+            raise UnsupportedServer(f"maxmemory-policy {policy} would evict requests: set it to noeviction")
