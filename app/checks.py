@@ -75,8 +75,10 @@ def parse_cores(text: str) -> tuple[int, ...]:
     cores: list[int] = []
     try:
         for part in text.split(","):
-            first, _, last = part.partition("-")
-            cores += range(int(first), int(last or first) + 1)
+            first, dash, last = part.partition("-")
+            cores += range(int(first), int(last if dash else first) + 1)
+        if not cores:
+            raise ValueError
     except ValueError:
         raise CheckFailed(f"CORES={text!r} is no list of cores: write it as 0-3,6, or none.") from None
     if missing := sorted(set(cores) - usable):

@@ -1,5 +1,8 @@
 """How gunicorn serves the gateway: one process, one reader on Redis, a thread per stream."""
 
+from typing import Any
+
+from app.supervisor import die_with_parent
 from relay.settings import Settings
 
 _settings = Settings.from_env()
@@ -13,4 +16,11 @@ keepalive = 75
 timeout = 60
 graceful_timeout = _settings.grace_s
 preload_app = False  # connections and the reader thread must be made after the fork
+control_socket_disable = True  # one path for all gateways of a user, and nobody uses it
 accesslog = None  # the app logs each request itself
+control_socket_disable = True  # its one path would be shared by all gateways of a user
+
+
+def post_fork(server: Any, worker: Any) -> None:
+    """A worker that drains would outlive a killed master by its whole grace period."""
+    die_with_parent(server.pid)

@@ -5,7 +5,7 @@ import urllib.error
 import urllib.request
 from typing import Any, NamedTuple
 
-QUESTION = "What is the capital of France?"
+QUESTION = "Name three primary colors."
 MAX_TOKENS = 32
 _WAIT_S = 30
 _TRIES = 10

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 30.0
 STEADY_S = 60.0  # who ran this long has not failed in a row
-HURRY_S = 3.0  # between SIGQUIT and SIGKILL
+HURRY_S = 5.0  # between the second SIGTERM, at which a worker hands back what it runs, and SIGKILL
 POLL_S = 0.05
 
 _PR_SET_PDEATHSIG = 1
@@ -89,9 +89,9 @@ class Child:
         """The exit status of the process, None while it runs."""
         return self.process.poll() if self.process else None
 
-    def ask_to_stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+    def ask_to_stop(self) -> None:
         if self.process and self.process.poll() is None:
-            self.process.send_signal(number)
+            self.process.terminate()
 
     def kill(self) -> None:
         """Kill the whole group, also what a process that has ended left in it."""
@@ -141,7 +141,7 @@ class Supervisor:
     def stop(self, hurried: Callable[[], bool]) -> None:
         """End all children, each within its grace period, then those that the others needed.
 
-        `hurried` cuts the grace period short when it returns true: SIGQUIT, and a moment later SIGKILL.
+        `hurried` cuts the grace period short when it returns true: SIGTERM again, and a moment later SIGKILL.
         """
         for needed in (False, True):
             self._end([child for child in self.children if child.program.needed is needed], hurried)
@@ -149,18 +149,18 @@ class Supervisor:
 
     def _end(self, children: Sequence[Child], hurried: Callable[[], bool]) -> None:
         asked = time.monotonic()
-        quit_at: float | None = None
+        hurried_at: float | None = None
         for child in children:
             child.ask_to_stop()
         while running := [child for child in children if child.process and child.ended() is None]:
             now = time.monotonic()
-            if quit_at is None and hurried():
-                quit_at = now
+            if hurried_at is None and hurried():
+                hurried_at = now
                 for child in running:
-                    child.ask_to_stop(signal.SIGQUIT)
+                    child.ask_to_stop()
             for child in running:
                 late = now - asked > child.program.grace_s
-                if late or (quit_at is not None and now - quit_at > HURRY_S):
+                if late or (hurried_at is not None and now - hurried_at > HURRY_S):
                     child.kill()
             time.sleep(POLL_S)
         for child in children:

@@ -111,10 +111,13 @@ class Launcher:
             env["REDIS_URL"] = self._start_valkey(env)
         self._start_workers(env)
         self._run("gateway", programs.gateway_command(), env, grace_s=settings.grace_s + _SETTLE_S)
-        flower = programs.flower_command(settings.host, settings.flower_port)
-        self._run("flower", flower, env | programs.flower_env(settings.host))
         while missing := self._missing():
             self._wait(f"starting: {self._progress()}; waiting for {', '.join(missing)}")
+        # Flower asks the workers once about themselves, so it starts after them.
+        flower = programs.flower_command(settings.host, settings.flower_port)
+        self._run("flower", flower, env | programs.flower_env(settings.host))
+        while not _fetch(f"{self._flower_url}/healthcheck"):
+            self._wait("starting Flower")
 
     def _start_valkey(self, env: dict[str, str]) -> str:
         """Start the embedded server and wait until it has read its data. Its URL."""
@@ -162,12 +165,9 @@ class Launcher:
         time.sleep(POLL_S)
 
     def _missing(self) -> list[str]:
-        """What is not there yet, of all that must be."""
-        missing = [] if _fetch(f"{self._flower_url}/healthcheck") else ["Flower"]
+        """What is not there yet of all that serving a request needs."""
         answer = _fetch(f"{self._gateway_url}/ready")
-        if answer is None:
-            return ["gateway", *missing]
-        return [*json.loads(answer)["missing"], *missing]
+        return ["gateway"] if answer is None else list(json.loads(answer)["missing"])
 
     def _progress(self) -> str:
         phases = []

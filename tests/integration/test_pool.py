@@ -16,20 +16,11 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
+from tests.processes import DEADLINE_S, until
 from tests.servers import RedisServer, valkey_binary
 
 ROOT = Path(__file__).parents[2]
 QUEUE = "prefill.test-model"
-DEADLINE_S = 20.0
-
-
-def until(holds: Callable[[], Any], what: str) -> Any:
-    """Poll until `holds` returns something true."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not (value := holds()):
-        assert time.monotonic() < deadline, f"not within {DEADLINE_S} s: {what}"
-        time.sleep(0.02)
-    return value
 
 
 class Worker:

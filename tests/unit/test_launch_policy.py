@@ -1,0 +1,52 @@
+"""What the launcher decides without touching anything: cores, backoff."""
+
+import os
+
+import pytest
+
+from app.checks import CheckFailed, parse_cores, share_cores
+from app.supervisor import MAX_BACKOFF_S, backoff_s
+
+
+def test_backoff_doubles_up_to_a_limit() -> None:
+    assert [backoff_s(n) for n in range(5)] == [0.0, 0.5, 1.0, 2.0, 4.0]
+    assert backoff_s(1_000) == MAX_BACKOFF_S
+
+
+@pytest.mark.parametrize(
+    ("cores", "workers", "shares"),
+    [
+        ((0, 1), 2, [{0}, {1}]),
+        ((0, 1, 2, 3, 4), 2, [{0, 1, 2}, {3, 4}]),
+        ((4, 6, 8), 1, [{4, 6, 8}]),
+        ((0,), 2, [None, None]),
+        ((), 1, [None]),
+    ],
+)
+def test_each_worker_has_cores_of_its_own_or_none_has(
+    cores: tuple[int, ...], workers: int, shares: list[set[int] | None]
+) -> None:
+    assert share_cores(cores, workers) == shares
+
+
+@pytest.fixture
+def usable(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    cores = {0, 1, 2, 3, 6}
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores)
+    return cores
+
+
+def test_cores_are_ranges_and_numbers(usable: set[int]) -> None:
+    assert parse_cores("0-2,6") == (0, 1, 2, 6)
+    assert parse_cores("") == (0, 1, 2, 3, 6)
+    assert parse_cores("none") == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"), [("all", "0-3,6"), ("1-", "0-3,6"), ("3-1", "0-3,6"), ("3-5", "[4, 5]")]
+)
+def test_wrong_cores_are_named(usable: set[int], text: str, says: str) -> None:
+    with pytest.raises(CheckFailed) as caught:
+        parse_cores(text)
+    assert text in str(caught.value)
+    assert says in str(caught.value)
