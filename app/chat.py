@@ -60,6 +60,7 @@ def create() -> Response:
     raw = current_body()
     body = parse(ChatBody, raw.fields)
     s = service()
+    s.check_free_thread()
     accepted = submit(s, ChatView.kind, body, encode_messages(s.tokenizer, body.messages), raw.digest)
     view = ChatView(body.top_logprobs_wanted, s.tokenizer)
     return Generation(s, accepted, view).answer(body.stream, body.stream_options)

@@ -63,6 +63,7 @@ def create() -> Response:
     raw = current_body()
     body = parse(CompletionBody, raw.fields)
     s = service()
+    s.check_free_thread()
     accepted = submit(s, CompletionView.kind, body, encode_prompt(s.tokenizer, body.prompt), raw.digest)
     view = CompletionView(body.top_logprobs_wanted, s.tokenizer)
     return Generation(s, accepted, view).answer(body.stream, body.stream_options)

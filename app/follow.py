@@ -138,6 +138,10 @@ class Follower:
         with self._changed:
             return sum(len(watches) for watches in self._watches.values())
 
+    def alive(self) -> bool:
+        """False when the reader thread met a bug: then no stream moves any more."""
+        return self._thread.is_alive()
+
     def close(self) -> None:
         """End the thread, within one blocking read."""
         self._stopping.set()

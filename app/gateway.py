@@ -13,7 +13,7 @@ from redis.retry import Retry
 
 from app import chat, completions, errors, health, metrics, models, requests
 from app.follow import Follower
-from app.metrics import Metrics
+from app.meters import Meters
 from app.service import KEY, Service, service
 from relay.log import event
 from relay.model_card import read_model_card
@@ -61,7 +61,7 @@ def _service(settings: Settings, ring: Callable[[Ring], object]) -> Service:
         rooms=rooms,
         tokens=TokenReader(settings.redis_url, settings.model_name),
         follower=follower,
-        metrics=Metrics(rooms, follower),
+        meters=Meters(rooms, follower),
         probe=_probe(settings.redis_url),
         ring=ring,
     )
@@ -93,7 +93,7 @@ def _begin() -> None:
 def _end(response: Response) -> Response:
     response.headers["X-Request-Id"] = g.trace
     route = request.url_rule.rule if request.url_rule else "unknown"
-    service().metrics.http_requests.labels(route, response.status_code).inc()
+    service().meters.http_requests.labels(route, response.status_code).inc()
     event(
         log,
         "http",

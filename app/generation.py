@@ -69,7 +69,7 @@ class Generation:
         self._watch.close()
         if self._ended or self._accepted.has_key:
             return
-        self._service.metrics.disconnects.inc()
+        self._service.meters.disconnects.inc()
         request_id = self._accepted.request_id
         try:
             self._service.rooms.cancel(request_id)
@@ -112,21 +112,21 @@ class Generation:
         yield DONE
 
     def _events(self) -> Iterator[list[Token] | End | None]:
-        metrics, kind = self._service.metrics, self._view.kind
+        meters, kind = self._service.meters, self._view.kind
         heard_at = self._began
         for item in events(self._service, self._watch, self._environ):
             now = time.monotonic()
             if isinstance(item, list):
                 if self._tokens == 0:
-                    metrics.first_token_s.labels(kind).observe(now - self._began)
+                    meters.first_token_s.labels(kind).observe(now - self._began)
                 else:
-                    metrics.between_tokens_s.labels(kind).observe((now - heard_at) / len(item))
+                    meters.between_tokens_s.labels(kind).observe((now - heard_at) / len(item))
                 heard_at = now
                 self._tokens += len(item)
-                metrics.streamed_tokens.inc(len(item))
+                meters.streamed_tokens.inc(len(item))
             elif isinstance(item, End):
                 self._ended = True
-                metrics.whole_s.labels(kind, item.state.value).observe(now - self._began)
+                meters.whole_s.labels(kind, item.state.value).observe(now - self._began)
             yield item
 
     def _refuse_failure(self, end: End) -> None:

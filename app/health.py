@@ -4,7 +4,7 @@ from flask import Blueprint, Response, jsonify
 from redis.exceptions import RedisError
 
 from app.admission import missing
-from app.errors import RETRY_AFTER_S
+from app.errors import RETRY_AFTER_S, ApiError
 from app.service import Service, service
 
 resource = Blueprint("health", __name__)
@@ -12,6 +12,8 @@ resource = Blueprint("health", __name__)
 
 @resource.get("/health")
 def health() -> Response:
+    if not service().follower.alive():
+        raise ApiError(500, "The reader of token streams has died: restart this gateway.", code="reader_died")
     return jsonify({"status": "ok"})
 
 

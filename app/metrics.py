@@ -1,117 +1,14 @@
-"""GET /metrics: this gateway's counters, and the living workers as their cards tell."""
-
-from collections import Counter as Tally
-from collections.abc import Iterator
+"""GET /metrics, for Prometheus."""
 
 from flask import Blueprint, Response
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from prometheus_client.registry import Collector
-from redis.exceptions import RedisError
 
-from app.follow import Follower
 from app.service import service
-from relay.request import Leg
-from relay.rooms import Rooms
-
-_FIRST_TOKEN_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
-_BETWEEN_TOKENS_S = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
-_WHOLE_S = (0.1, 0.5, 1, 2, 5, 10, 30, 60, 300, 1800)
 
 resource = Blueprint("metrics", __name__)
 
 
-class Metrics:
-    """What one gateway counts. Latencies are those of requests that it streamed or waited for."""
-
-    def __init__(self, rooms: Rooms, follower: Follower) -> None:
-        self.registry = CollectorRegistry()
-        self.http_requests = Counter(
-            "kvrelay_http_requests", "HTTP requests", ["route", "status"], registry=self.registry
-        )
-        self.submitted = Counter(
-            "kvrelay_requests", "Submissions by outcome", ["kind", "outcome"], registry=self.registry
-        )
-        self.prompt_tokens = Counter(
-            "kvrelay_prompt_tokens", "Prompt tokens accepted", registry=self.registry
-        )
-        self.streamed_tokens = Counter("kvrelay_streamed_tokens", "Tokens sent", registry=self.registry)
-        self.disconnects = Counter(
-            "kvrelay_client_disconnects", "Clients that left before the end", registry=self.registry
-        )
-        self.first_token_s = Histogram(
-            "kvrelay_time_to_first_token_seconds",
-            "From arrival to first token",
-            ["kind"],
-            buckets=_FIRST_TOKEN_S,
-            registry=self.registry,
-        )
-        self.between_tokens_s = Histogram(
-            "kvrelay_inter_token_latency_seconds",
-            "Between two tokens",
-            ["kind"],
-            buckets=_BETWEEN_TOKENS_S,
-            registry=self.registry,
-        )
-        self.whole_s = Histogram(
-            "kvrelay_e2e_request_latency_seconds",
-            "From arrival to end",
-            ["kind", "state"],
-            buckets=_WHOLE_S,
-            registry=self.registry,
-        )
-        watched = Gauge("kvrelay_followed_streams", "Streams and polls that wait", registry=self.registry)
-        watched.set_function(follower.watching)
-        self.registry.register(_Workers(rooms))
-
-
-class _Workers(Collector):
-    """Gauges from the cards in Redis, read when scraped."""
-
-    def __init__(self, rooms: Rooms) -> None:
-        self._rooms = rooms
-
-    def collect(self) -> Iterator[Metric]:
-        up = GaugeMetricFamily("kvrelay_redis_up", "1 while Redis answers")
-        try:
-            workers = self._rooms.workers()
-            waiting_legs = {leg: self._rooms.waiting(leg).legs for leg in (Leg.PREFILL, Leg.DECODE)}
-        except RedisError:
-            up.add_metric([], 0)
-            yield up
-            return
-        up.add_metric([], 1)
-        yield up
-
-        queues = GaugeMetricFamily("kvrelay_queue_length", "Legs that wait for a worker", labels=["leg"])
-        for leg, length in waiting_legs.items():
-            queues.add_metric([leg], length)
-        yield queues
-
-        alive = GaugeMetricFamily("kvrelay_workers", "Living workers", labels=["role"])
-        tally = Tally(worker.role for worker in workers)
-        for role in ("prefill", "decode", "unified"):
-            alive.add_metric([role], tally[role])
-        yield alive
-
-        of_worker = ["worker", "role"]
-        running = GaugeMetricFamily("kvrelay_num_requests_running", "Legs in the batch", labels=of_worker)
-        waiting = GaugeMetricFamily("kvrelay_num_requests_waiting", "Legs not running yet", labels=of_worker)
-        slots = GaugeMetricFamily("kvrelay_free_slots", "Legs that could be claimed", labels=of_worker)
-        pages = GaugeMetricFamily("kvrelay_kv_pages", "KV pages by state", labels=[*of_worker, "state"])
-        for worker in workers:
-            labels, load = [worker.name, worker.role], worker.load
-            running.add_metric(labels, load.running)
-            waiting.add_metric(labels, load.waiting)
-            slots.add_metric(labels, load.slots)
-            pages.add_metric([*labels, "free"], load.free_pages)
-            pages.add_metric([*labels, "cached"], load.cached_pages)
-            pages.add_metric([*labels, "held"], load.held_pages)
-            pages.add_metric([*labels, "quarantined"], load.quarantined_pages)
-        yield from (running, waiting, slots, pages)
-
-
 @resource.get("/metrics")
 def show() -> Response:
-    return Response(generate_latest(service().metrics.registry), content_type=CONTENT_TYPE_LATEST)
+    return Response(generate_latest(service().meters.registry), content_type=CONTENT_TYPE_LATEST)

@@ -67,6 +67,8 @@ def show(request_id: str) -> Response:
     wait_s = _wait_argument()
     with_ids = _switch_argument("token_ids")
     record = _find(s, request_id)
+    if wait_s:
+        s.check_free_thread()
     if wait_s and not record.state.terminal and (after is None or after >= record.completion_tokens):
         _wait(s, record, after, wait_s)
         record = _find(s, request_id)
@@ -88,6 +90,7 @@ def cancel(request_id: str) -> Response:
 @resource.get("/v1/requests/<request_id>/stream")
 def stream(request_id: str) -> Response:
     s = service()
+    s.check_free_thread()
     start = _resume_position()
     record = _find(s, request_id)
     if start > record.completion_tokens:
@@ -112,10 +115,10 @@ def _frames(s: Service, watch: Watch, environ: dict[str, Any]) -> Iterator[str]:
             elif isinstance(item, End):
                 yield frame(end_view(item, _record_if_readable(s, watch.request_id)), event="end")
             else:
-                s.metrics.streamed_tokens.inc(len(item))
+                s.meters.streamed_tokens.inc(len(item))
                 yield "".join([frame(token_view(token), event_id=token.position + 1) for token in item])
     except ClientGone:
-        s.metrics.disconnects.inc()
+        s.meters.disconnects.inc()
     except ApiError as error:
         yield frame(error.body(), event="error")
 

@@ -2,20 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from flask import current_app
 from redis import Redis
 
+from app.errors import unavailable
 from app.follow import Follower
+from app.meters import Meters
 from relay.request import Ring
 from relay.rooms import Rooms
 from relay.settings import Settings
 from relay.tokenizer import Tokenizer
 from relay.tokens import TokenReader
-
-if TYPE_CHECKING:
-    from app.metrics import Metrics
 
 KEY = "kvrelay"
 
@@ -32,9 +30,17 @@ class Service:
     rooms: Rooms
     tokens: TokenReader
     follower: Follower
-    metrics: "Metrics"
+    meters: Meters
     probe: Redis
     ring: Callable[[Ring], object]
+
+    def check_free_thread(self) -> None:
+        """A stream or poll keeps a thread. Raises ApiError when only those for short calls are left."""
+        threads = self.settings.gateway_threads
+        if self.follower.watching() >= threads - max(2, threads // 16):
+            raise unavailable(
+                "Too many streams are open on this gateway. Try again later.", "too_many_streams"
+            )
 
     def close(self) -> None:
         """End the reader thread and drop the connections."""

@@ -5,7 +5,7 @@ import secrets
 import uuid
 from typing import NamedTuple
 
-from flask import request
+from flask import g, request
 
 from app.admission import missing, most_output_tokens
 from app.body import Body, read_body
@@ -14,7 +14,7 @@ from app.schema import SamplingFields
 from app.service import Service
 from relay.answers import SubmitOutcome
 from relay.log import event
-from relay.request import Submission
+from relay.request import Ring, Submission
 from relay.worker_card import WorkerCard
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ def submit(
     try:
         return _submit(service, kind, body, prompt_ids, digest, timeout_s)
     except ApiError as error:
-        service.metrics.submitted.labels(kind, error.code).inc()
+        service.meters.submitted.labels(kind, error.code).inc()
         raise
 
 
@@ -63,6 +63,10 @@ def _submit(
     if body.model not in (None, service.model):
         raise no_such_model(body.model or "")
     key = _idempotency_key()
+    body_hash = f"{kind}:{digest}"
+    if key and (accepted := _accepted_before(service, key, body_hash, len(prompt_ids))):
+        service.meters.submitted.labels(kind, "replayed").inc()
+        return accepted
     max_tokens = _max_tokens(service, body.output_tokens, prompt_ids)
     submission = Submission(
         request_id=f"req-{uuid.uuid4().hex}",
@@ -70,18 +74,14 @@ def _submit(
         params=body.params(max_tokens, secrets.randbits(63), service.tokenizer.vocab_size),
         timeout_ms=_timeout_ms(service, timeout_s),
         idempotency_key=key,
-        body_hash=f"{kind}:{digest}",
+        body_hash=body_hash,
         kind=kind,
         max_open_requests=service.settings.max_open_requests,
         max_open_bytes=service.settings.max_open_bytes,
     )
     submitted = service.rooms.submit(submission)
     if submitted.outcome is SubmitOutcome.CONFLICT:
-        raise ApiError(
-            409,
-            "This Idempotency-Key came before with another body: use a new key.",
-            code="idempotency_conflict",
-        )
+        raise _key_conflict()
     if submitted.outcome is SubmitOutcome.FULL:
         raise ApiError(
             429,
@@ -90,15 +90,11 @@ def _submit(
             retry_after_s=RETRY_AFTER_S,
         )
     if submitted.ring:
-        # The record holds already: a bell that is not heard is rung again by the reaper.
-        try:
-            service.ring(submitted.ring)
-        except Exception as error:
-            event(log, "ring_failed", logging.WARNING, request=submitted.request_id, error=error)
+        _ring(service, submitted.ring)
     replayed = submitted.outcome is SubmitOutcome.DUPLICATE
-    service.metrics.submitted.labels(kind, "replayed" if replayed else "accepted").inc()
+    service.meters.submitted.labels(kind, "replayed" if replayed else "accepted").inc()
     if not replayed:
-        service.metrics.prompt_tokens.inc(len(prompt_ids))
+        service.meters.prompt_tokens.inc(len(prompt_ids))
     event(
         log,
         "submitted",
@@ -106,8 +102,33 @@ def _submit(
         kind=kind,
         prompt_tokens=len(prompt_ids),
         replayed=replayed,
+        trace=g.trace,
     )
     return Accepted(submitted.request_id, len(prompt_ids), replayed, key is not None)
+
+
+def _ring(service: Service, bell: Ring) -> None:
+    """The record holds already: a bell that cannot be rung now is rung again by the reaper."""
+    try:
+        service.ring(bell)
+    except Exception as error:
+        event(log, "ring_failed", logging.WARNING, request=bell.request_id, leg=bell.leg, error=error)
+
+
+def _accepted_before(service: Service, key: str, body_hash: str, prompt_tokens: int) -> Accepted | None:
+    """A replay is answered like the first time, even when nothing new could be accepted now."""
+    earlier = service.rooms.earlier(key)
+    if earlier is None:
+        return None
+    request_id, earlier_hash = earlier
+    if earlier_hash != body_hash:
+        raise _key_conflict()
+    return Accepted(request_id, prompt_tokens, replayed=True, has_key=True)
+
+
+def _key_conflict() -> ApiError:
+    message = "This Idempotency-Key came before with another body: use a new key."
+    return ApiError(409, message, code="idempotency_conflict")
 
 
 def no_such_model(name: str) -> ApiError:

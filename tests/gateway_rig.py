@@ -168,6 +168,12 @@ class GatewayProcess:
         return connection
 
 
+def wait_for_followers(gateway: GatewayProcess, count: int) -> None:
+    """Until so many streams and polls wait in the gateway."""
+    line = f"kvrelay_followed_streams {float(count)}\n"
+    eventually(lambda: line in gateway.call("GET", "/metrics").raw.decode(), f"{count} followers")
+
+
 class ScriptedWorker:
     """Registered in Redis like any worker; it does what a test tells it and computes nothing."""
 

@@ -17,6 +17,7 @@ from tests.gateway_rig import (
     cancel_all,
     default_tokenizer,
     eventually,
+    wait_for_followers,
     words,
 )
 from tests.servers import RedisServer
@@ -250,8 +251,7 @@ def test_with_a_key_the_request_survives_its_client_and_a_retry_finds_it(
     connection = gateway.open("POST", "/v1/completions", {"prompt": "France"}, Idempotency_Key=key)
     claimed = worker.claim()
     connection.close()
-    gone = "kvrelay_followed_streams 0.0"
-    eventually(lambda: gone in gateway.call("GET", "/metrics").raw.decode(), "leaving")
+    wait_for_followers(gateway, 0)
     worker.emit(claimed, spoken, Finish("stop"))
     retry = gateway.call("POST", "/v1/completions", {"prompt": "France"}, Idempotency_Key=key)
     assert retry.body["choices"][0]["text"] == TEXT

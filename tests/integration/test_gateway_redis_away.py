@@ -17,6 +17,7 @@ from tests.gateway_rig import (
     cancel_all,
     default_tokenizer,
     eventually,
+    wait_for_followers,
     words,
 )
 from tests.servers import RedisServer, valkey_binary
@@ -143,7 +144,9 @@ def test_a_poll_waits_through_a_restart(
 ) -> None:
     claimed, stream = begin(gateway, worker)
     stream.close()
+    wait_for_followers(gateway, 0)
     connection = gateway.open("GET", f"/v1/requests/{claimed.hold.request_id}?wait=30")
+    wait_for_followers(gateway, 1)
     server.restart()
     emit_when_back(worker, claimed, story, Finish("stop"))
     response = connection.getresponse()

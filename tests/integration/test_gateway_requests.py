@@ -20,7 +20,7 @@ from tests.gateway_rig import (
     ScriptedWorker,
     cancel_all,
     default_tokenizer,
-    eventually,
+    wait_for_followers,
     words,
 )
 from tests.servers import RedisServer
@@ -296,8 +296,7 @@ def test_a_stream_whose_client_leaves_does_not_cancel(
     worker.emit(claimed, story[:1])
     stream.events(1)
     stream.close()
-    gone = "kvrelay_followed_streams 0.0"
-    eventually(lambda: gone in gateway.call("GET", "/metrics").raw.decode(), "leaving")
+    wait_for_followers(gateway, 0)
     record = rooms.record(request_id)
     assert record
     assert record.state is State.DECODE
@@ -370,6 +369,33 @@ def test_an_idempotency_key_is_one_request(
     other = gateway.call("POST", "/v1/requests", PROMPT | {"max_tokens": 3}, Idempotency_Key=key)
     assert shape_of_error(other) == (409, "idempotency_conflict")
     assert [r.request_id for r in rooms.list_requests(1)] == [first.body["id"]]
+
+
+def test_a_replay_is_answered_even_when_nobody_could_serve_it_now(
+    gateway: GatewayProcess, rooms: Rooms
+) -> None:
+    key = secrets.token_hex(8)
+    with ScriptedWorker(rooms):
+        first = gateway.call("POST", "/v1/requests", PROMPT, Idempotency_Key=key)
+    again = gateway.call("POST", "/v1/requests", PROMPT, Idempotency_Key=key)
+    assert (again.status, again.raw) == (202, first.raw)
+    other = gateway.call("POST", "/v1/requests", PROMPT | {"seed": 1}, Idempotency_Key=key)
+    assert shape_of_error(other) == (409, "idempotency_conflict")
+
+
+def test_streams_leave_threads_for_short_calls(gateway: GatewayProcess, worker: ScriptedWorker) -> None:
+    request_id = submit(gateway)
+    path = f"/v1/requests/{request_id}"
+    streams = [follow(gateway, request_id) for _ in range(22)]
+    for refused in (
+        gateway.call("GET", f"{path}/stream"),
+        gateway.call("GET", f"{path}?wait=1"),
+        gateway.call("POST", "/v1/completions", PROMPT),
+    ):
+        assert shape_of_error(refused) == (503, "too_many_streams")
+    assert gateway.call("GET", "/health").status == 200
+    assert gateway.call("DELETE", path).status == 200
+    assert all(stream.events()[-1].name == "end" for stream in streams)
 
 
 def test_two_submits_at_once_with_one_key_are_one_request(

@@ -1,10 +1,11 @@
 """A watch hands on each position once, and never another token at a position it has handed on."""
 
+import threading
 from typing import Any, cast
 
 import pytest
 
-from app.follow import RedisBack, StreamDiverged, Watch
+from app.follow import Follower, RedisBack, StreamDiverged, Watch
 from relay.request import State, Token
 from relay.tokens import Chunk, End
 
@@ -86,6 +87,33 @@ def test_another_stream_at_positions_handed_on_is_an_error(after: Chunk) -> None
     assert isinstance(w.take(0), RedisBack)
     with pytest.raises(StreamDiverged):
         w.take(0)
+
+
+class BrokenReader:
+    """Meets a bug at its first read."""
+
+    def __init__(self) -> None:
+        self.read = threading.Event()
+
+    def wait(self, positions: dict[str, int], block_ms: int) -> dict[str, Chunk]:
+        self.read.set()
+        raise RuntimeError("a bug")
+
+    def wake(self) -> bool:
+        return False
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_dead_reader_is_told() -> None:
+    reader = BrokenReader()
+    follower = Follower(cast(Any, reader))
+    assert follower.alive()
+    follower.follow("req-1", 0)
+    assert reader.read.wait(10)
+    follower.close()
+    assert not follower.alive()
 
 
 def test_a_hole_in_the_stream_is_an_error() -> None:
