@@ -65,3 +65,7 @@ def _flower(settings: Settings, _: argparse.Namespace) -> None:
 def _become(command: list[str], env: dict[str, str]) -> None:
     """Replace this process, so that signals reach the program itself."""
     os.execve(command[0], command, {**os.environ, **env})
+
+
+if __name__ == "__main__":
+    main()
