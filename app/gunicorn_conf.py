@@ -18,7 +18,6 @@ graceful_timeout = _settings.grace_s
 preload_app = False  # connections and the reader thread must be made after the fork
 control_socket_disable = True  # one path for all gateways of a user, and nobody uses it
 accesslog = None  # the app logs each request itself
-control_socket_disable = True  # its one path would be shared by all gateways of a user
 
 
 def post_fork(server: Any, worker: Any) -> None:

@@ -1,6 +1,5 @@
 """A watch hands on each position once, and never another token at a position it has handed on."""
 
-import threading
 from typing import Any, cast
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from app.follow import Follower, RedisBack, StreamDiverged, Watch
 from relay.request import State, Token
 from relay.tokens import Chunk, End
+from tests.gateway_rig import eventually
 
 END = End(State.FINISHED, "", "stop", None, None, None)
 
@@ -89,15 +89,17 @@ def test_another_stream_at_positions_handed_on_is_an_error(after: Chunk) -> None
         w.take(0)
 
 
-class BrokenReader:
-    """Meets a bug at its first read."""
+class OneRead:
+    """A reader whose first read finds the end; a second one is a bug."""
 
     def __init__(self) -> None:
-        self.read = threading.Event()
+        self.reads = 0
 
     def wait(self, positions: dict[str, int], block_ms: int) -> dict[str, Chunk]:
-        self.read.set()
-        raise RuntimeError("a bug")
+        self.reads += 1
+        if self.reads > 1:
+            raise RuntimeError("a bug")
+        return {request_id: chunk(0, [5], END) for request_id in positions}
 
     def wake(self) -> bool:
         return False
@@ -105,15 +107,25 @@ class BrokenReader:
     def close(self) -> None: ...
 
 
+def test_an_ended_stream_is_read_no_more_while_its_client_is_slow() -> None:
+    follower = Follower(cast(Any, OneRead()))
+    w = follower.follow("req-1", 0)
+    assert w.take(10) is not None
+    assert w.take(10) == END
+    eventually(lambda: follower.watching() == 0, "leaving")
+    assert follower.alive()
+    follower.close()
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_dead_reader_is_told() -> None:
-    reader = BrokenReader()
-    follower = Follower(cast(Any, reader))
-    assert follower.alive()
-    follower.follow("req-1", 0)
-    assert reader.read.wait(10)
-    follower.close()
+    follower = Follower(cast(Any, OneRead()))
+    for request_id in ("req-1", "req-2"):
+        assert follower.alive()
+        follower.follow(request_id, 0)
+        eventually(lambda: follower.watching() == 0 or not follower.alive(), "reading")
     assert not follower.alive()
+    follower.close()
 
 
 def test_a_hole_in_the_stream_is_an_error() -> None:
