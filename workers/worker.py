@@ -37,6 +37,7 @@ from workers.prefill import PrefillLegs
 from workers.ringer import Ringer
 from workers.senders import Senders
 from workers.transfer.backend import kv_manager
+from workers.transfer.base import KVManager
 from workers.transfer.memory import KVMemory
 
 log = logging.getLogger(__name__)
@@ -71,17 +72,10 @@ class Worker:
         _warm_up(model, kv, min(settings.chunk_tokens, settings.page_size * kv.pages))
         event(log, "loaded", seconds=time.monotonic() - started, kv_pages=kv.pages)
 
-        self._rooms = Rooms(settings.redis_url, settings.model_name)
-        self._mailbox = Mailbox(settings.redis_url, settings.model_name, self._boot)
+        self._rooms = self.make_rooms()
+        self._mailbox = self.make_mailbox(self._boot)
         self._ringer = Ringer(self._ring_bell)
-        self._manager = kv_manager(
-            "nixl",
-            self._boot,
-            KVMemory(self._geometry, kv.address),
-            rows=settings.max_running,
-            post_bytes=settings.post_bytes,
-            digest=settings.kv_digest,
-        )
+        self._manager = self.make_manager(self._boot, KVMemory(self._geometry, kv.address))
         self._senders = Senders(self._manager, self._geometry.layers, self._geometry.page_size)
         self._output = OutputThread(self._rooms, tokenizer, self._to_control)
         context_tokens = settings.context_tokens or model.config.context_length_tokens
@@ -161,6 +155,25 @@ class Worker:
         self._ringer.stop(JOIN_S)
         self._rooms.close()
         event(log, "stopped", boot=self._boot)
+
+    # ---- what reaches beyond this process
+
+    def make_rooms(self) -> Rooms:
+        return Rooms(self._settings.redis_url, self._settings.model_name)
+
+    def make_mailbox(self, boot: str) -> Mailbox:
+        return Mailbox(self._settings.redis_url, self._settings.model_name, boot)
+
+    def make_manager(self, boot: str, memory: KVMemory) -> KVManager:
+        settings = self._settings
+        return kv_manager(
+            "nixl",
+            boot,
+            memory,
+            rows=settings.max_running,
+            post_bytes=settings.post_bytes,
+            digest=settings.kv_digest,
+        )
 
     # ---- how the threads reach each other
 

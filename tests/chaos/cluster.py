@@ -1,0 +1,260 @@
+"""A whole relay on this machine: Valkey, prefill and decode workers, and what may happen to them from outside."""
+
+import os
+import secrets
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from celery import Celery
+from redis.exceptions import RedisError
+
+from app.programs import worker_command, worker_env
+from app.supervisor import die_with_parent
+from relay.request import Ring, Submission
+from relay.rooms import Rooms
+from relay.routing import queue_of
+from relay.sampling import SamplingParams
+from relay.settings import Settings
+from relay.worker_card import WorkerCard
+from tests.chaos.faults import Fault, Kind
+from tests.integration.until import until
+from tests.servers import RedisServer, valkey_binary
+
+ROOT = Path(__file__).parents[2]
+START_S = 60.0
+KEEP_EVERY_S = 0.05
+TIMEOUT_MS = 120_000
+SMALL = {
+    "DTYPE": "float32",
+    "THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "KV_POOL_TOKENS": "8192",
+    "CHUNK_TOKENS": "256",
+    "SUSPECT_AFTER": "100",  # kills here come from outside: no request is to blame
+    "GRACE_S": "1",
+}
+
+
+class Happened(NamedTuple):
+    fault: Fault
+    pid: int
+    boot: str  # "" when the worker was not registered
+    at: float  # seconds since the epoch
+
+
+class WorkerProcess:
+    """One place in a pool; a process that dies may be followed by another one."""
+
+    def __init__(self, role: str, number: int, folder: Path, env: dict[str, str], model: str) -> None:
+        self.name = f"{role}-{number}"
+        self.role = role
+        self.log = folder / f"{self.name}.log"
+        self._command = worker_command(role, model, self.name)
+        self._env = {**os.environ, **worker_env(role), **env}
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        assert not self.alive
+        parent = os.getpid()
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self._command,
+                cwd=ROOT,
+                env=self._env,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                preexec_fn=lambda: die_with_parent(parent),
+            )
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def send(self, number: signal.Signals) -> None:
+        if self.alive:
+            os.kill(self.pid, number)
+
+    def end(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+
+class Cluster:
+    """While `restarts` is set, a worker that died is started again at once, as a supervisor does."""
+
+    def __init__(
+        self, folder: Path, prefill: int = 2, decode: int = 2, fsync: str = "everysec", **env: str
+    ) -> None:
+        self.folder = folder
+        self.faults = folder / "faults"
+        self.faults.mkdir(parents=True)
+        self.server = RedisServer(valkey_binary(), folder / "valkey", append_fsync=fsync)
+        self.broker_url = self.server.url.removesuffix("/0") + "/1"
+        self._env = {
+            **SMALL,
+            **env,
+            "PYTHONPATH": str(ROOT),
+            "REDIS_URL": self.server.url,
+            "BROKER_URL": self.broker_url,
+            "FAULTS": str(self.faults),
+            "CELERY_CUSTOM_WORKER_POOL": "tests.chaos.pool:FaultyPool",
+        }
+        self.model = Settings.from_env({}).model_name
+        self.rooms = Rooms(self.server.url, self.model)
+        self.app = Celery(broker=self.broker_url)
+        self.workers: list[WorkerProcess] = []
+        self.happened: list[Happened] = []
+        self.restarts = True
+        self._counts = {"prefill": prefill, "decode": decode}
+        self._armed: dict[int, Fault] = {}
+        self._waves = 0
+        self._cards: dict[int, str] = {}  # pid -> boot, of all that were ever seen
+        self._thaw: dict[int, float] = {}  # stopped pid -> when to continue it, monotonic
+        self._closing = threading.Event()
+        self._keeper = threading.Thread(target=self._keep, name="keeper", daemon=True)
+
+    # ---- life
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            stack.enter_context(self.server)
+            stack.callback(self.rooms.close)
+            stack.callback(self.app.close)
+            stack.callback(self._end_workers)
+            for role, count in self._counts.items():
+                for _ in range(count):
+                    self.add(role)
+            self.ready()
+            self._keeper.start()
+            stack.callback(self._keeper.join)
+            stack.callback(self._closing.set)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _end_workers(self) -> None:
+        for worker in self.workers:
+            worker.end()
+
+    def add(self, role: str) -> WorkerProcess:
+        number = 1 + sum(worker.role == role for worker in self.workers)
+        worker = WorkerProcess(role, number, self.folder, self._env, self.model)
+        self.workers.append(worker)
+        worker.start()
+        return worker
+
+    def remove(self, worker: WorkerProcess) -> None:
+        """Asked to end, as in a roll-out; the caller waits for `worker.process`."""
+        self.workers.remove(worker)
+        worker.send(signal.SIGTERM)
+
+    def ready(self) -> None:
+        """Every worker process is registered."""
+        until(lambda: all(self.boot_of(w) for w in self.workers), "all workers are registered", START_S)
+
+    def boot_of(self, worker: WorkerProcess) -> str | None:
+        if not worker.alive:
+            return None
+        for card in self.cards():
+            self._cards[card.incarnation.pid] = card.boot
+        return self._cards.get(worker.pid)
+
+    def cards(self) -> list[WorkerCard]:
+        try:
+            return self.rooms.workers()
+        except RedisError:
+            return []
+
+    # ---- requests
+
+    def submit(self, prompt_ids: Sequence[int], params: SamplingParams) -> str:
+        request_id = f"req_{secrets.token_hex(8)}"
+        submitted = self.rooms.submit(Submission(request_id, tuple(prompt_ids), params, TIMEOUT_MS))
+        assert submitted.ring is not None
+        self.ring(submitted.ring)
+        return request_id
+
+    def ring(self, bell: Ring) -> None:
+        self.app.send_task(
+            f"kvrelay.{bell.leg}",
+            args=(bell.request_id,),
+            task_id=f"{bell.request_id}:{bell.leg}:{secrets.token_hex(4)}",
+            queue=queue_of(bell.leg, self.model),
+        )
+
+    # ---- faults
+
+    def arm(self, faults: Sequence[Fault]) -> None:
+        """These may happen from now on, and no others. Numbers must not repeat during a cluster's life."""
+        self._armed |= {fault.number: fault for fault in faults}
+        self._waves += 1
+        hidden = self.faults / "next"
+        hidden.write_text("".join(f"{fault.to_json()}\n" for fault in faults))
+        hidden.rename(self.faults / f"{self._waves:06}.armed")
+
+    def disarm(self) -> None:
+        self.arm([])
+
+    def kill(self, worker: WorkerProcess) -> float:
+        """SIGKILL now; when, in seconds since the epoch."""
+        worker.send(signal.SIGKILL)
+        return time.time()
+
+    def _keep(self) -> None:
+        while not self._closing.wait(KEEP_EVERY_S):
+            self._notice()
+            for pid, when in list(self._thaw.items()):
+                if time.monotonic() >= when:
+                    del self._thaw[pid]
+                    _continue(pid)
+            for worker in self.workers:
+                if self.restarts and not worker.alive:
+                    worker.start()
+
+    def _notice(self) -> None:
+        known = {happened.fault.number for happened in self.happened}
+        for path in self.faults.glob("*.happened"):
+            number = int(path.stem)
+            text = path.read_text()
+            if number in known or not text.endswith("\n"):
+                continue
+            pid, at = text.split()
+            fault = self._armed[number]
+            if int(pid) not in self._cards:
+                self._cards |= {card.incarnation.pid: card.boot for card in self.cards()}
+            if fault.kind is Kind.STOP:
+                self._thaw[int(pid)] = time.monotonic() + fault.seconds
+            self.happened.append(Happened(fault, int(pid), self._cards.get(int(pid), ""), float(at)))
+
+    def wait_for(self, fault: Fault, deadline_s: float = 30.0) -> Happened:
+        def found() -> Happened | None:
+            return next((h for h in self.happened if h.fault.number == fault.number), None)
+
+        return until(found, f"{fault} happens", deadline_s)
+
+    # ---- a look inside
+
+    def keys(self, pattern: str) -> list[str]:
+        found: Any = self.rooms.redis.scan_iter(f"{self.rooms.root}:{pattern}", count=1000)
+        return sorted(name.decode() for name in found)
+
+
+def _continue(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGCONT)
+    except ProcessLookupError:
+        return

@@ -1,0 +1,56 @@
+"""Workers are killed, one place after the other, while 16 requests are open."""
+
+import itertools
+
+import pytest
+
+from tests.chaos.cluster import Cluster
+from tests.chaos.faults import Fault, Kind, When
+from tests.chaos.load import ANSWERED_S, Prompt, prompts, submit, undisturbed
+from tests.chaos.watch import CLAIMED_WITHIN_S, Text, Watch, compare, leaks, orphans, recoveries
+
+PLACES = {
+    "prefill, bootstrapping": ("prefill", "claim", When.AFTER, 3),
+    "prefill, computing": ("prefill", "computed", When.BEFORE, 7),
+    "prefill, sending": ("prefill", "post", When.AFTER, 3),
+    "prefill, sealed but not ready": ("prefill", "kv_ready", When.BEFORE, 2),
+    "decode, reserving": ("decode", "claim", When.AFTER, 2),
+    "decode, receiving": ("decode", "publish", When.AFTER, 2),
+    "decode, generating": ("decode", "emit", When.AFTER, 12),
+    "decode, before the end is written": ("decode", "finish", When.BEFORE, 1),
+    "decode, after the end is written": ("decode", "finish", When.AFTER, 1),
+}
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def load() -> list[Prompt]:
+    return prompts(seed=1)
+
+
+@pytest.fixture(scope="module")
+def expected(cluster: Cluster, load: list[Prompt]) -> list[Text]:
+    return undisturbed(cluster, load)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_killed_worker_costs_seconds_and_no_token(
+    cluster: Cluster, load: list[Prompt], expected: list[Text], place: str
+) -> None:
+    cluster.ready()
+    role, transition, when, occurrence = PLACES[place]
+    fault = Fault(next(_numbers), role, Kind.KILL, transition, when, occurrence)
+    cluster.arm([fault])
+    ids = submit(cluster, load)
+    watch = Watch(cluster, ids)
+    killed = cluster.wait_for(fault)
+    owned = orphans(cluster, killed.boot)
+    claims = recoveries(cluster, owned, killed.at)
+    ended = watch.all_ended(ANSWERED_S)
+
+    print(f"{place}: {len(owned)} legs, claimed again after {sorted(round(c.seconds, 2) for c in claims)} s")
+    assert not watch.problems
+    assert not compare([ended[request_id] for request_id in ids], expected)
+    assert not [claim for claim in claims if claim.seconds > CLAIMED_WITHIN_S]
+    assert not leaks(cluster)
