@@ -41,7 +41,7 @@ local OWNED_IN = {
   decode = { prefill = true, ready = true, decode = true },
 }
 -- In which states its owner may make these calls; in any other the call is stale. All others: while it is owned.
-local PUBLISH_IN = { prefill = true }
+local PUBLISH_IN = { prefill = true, ready = true, decode = true }
 local KV_READY_IN = { prefill = true, ready = true, decode = true }
 local EMIT_IN = { ready = true, decode = true }
 local FINISH_IN = { ready = true, decode = true, finished = true }
@@ -448,7 +448,7 @@ local function publish(keys, args)
   local c = enter(keys)
   local r = owned(c, args, PUBLISH_IN)
   if not r or r.room ~= args[5] then return STALE end
-  if room_state(c, r) == 'published' then return done(c) end
+  if room_state(c, r) ~= 'open' then return done(c) end
   local where = { 'peer', r.d_boot, 'nonce', r.d_nonce, 'pages', args[6], 'row', args[7] }
   redis.call('HSET', key(c, 'room', r.room), 'state', 'published', unpack(where))
   write(c, r, { published = c.stamp })

@@ -114,6 +114,8 @@ TABLE["unlisted decode"] = TABLE["release decode"]
 # What the caller is told when nothing changes, where that is not "stale": the same call came before.
 REPEATED = {
     ("publish", "published"): True,
+    ("publish", "ready"): True,
+    ("publish", "decode"): True,
     ("kv_ready", "ready"): True,
     ("kv_ready", "decode"): True,
     ("finish", "finished"): EmitOutcome.DONE,
