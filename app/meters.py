@@ -26,7 +26,10 @@ class Meters:
             "kvrelay_http_requests", "HTTP requests", ["route", "status"], registry=self.registry
         )
         self.submitted = Counter(
-            "kvrelay_requests", "Submissions by outcome", ["kind", "outcome"], registry=self.registry
+            "kvrelay_requests",
+            "Requests accepted, or replayed by their key",
+            ["kind", "outcome"],
+            registry=self.registry,
         )
         self.prompt_tokens = Counter(
             "kvrelay_prompt_tokens", "Prompt tokens accepted", registry=self.registry

@@ -45,21 +45,6 @@ def submit(
     timeout_s: float | None = None,
 ) -> Accepted:
     """Record the request, then ring. Raises ApiError when it cannot be accepted; nothing is recorded then."""
-    try:
-        return _submit(service, kind, body, prompt_ids, digest, timeout_s)
-    except ApiError as error:
-        service.meters.submitted.labels(kind, error.code).inc()
-        raise
-
-
-def _submit(
-    service: Service,
-    kind: str,
-    body: SamplingFields,
-    prompt_ids: tuple[int, ...],
-    digest: str,
-    timeout_s: float | None,
-) -> Accepted:
     if body.model not in (None, service.model):
         raise no_such_model(body.model or "")
     key = _idempotency_key()

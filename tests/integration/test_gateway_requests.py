@@ -11,6 +11,7 @@ import pytest
 from relay.answers import Prefilled, Transfer
 from relay.request import Claimed, Finish, Leg, State, Token, Why
 from relay.rooms import Rooms
+from relay.routing import queue_of
 from relay.tokenizer import Tokenizer
 from tests.gateway_rig import (
     LOAD,
@@ -84,8 +85,8 @@ def shape_of_error(reply: Reply) -> tuple[int, str]:
     return reply.status, error["code"]
 
 
-def test_submit_records_before_it_answers(
-    gateway: GatewayProcess, worker: ScriptedWorker, tokenizer: Tokenizer
+def test_a_submit_is_recorded_and_rung_before_it_is_answered(
+    gateway: GatewayProcess, worker: ScriptedWorker, tokenizer: Tokenizer, valkey: RedisServer
 ) -> None:
     body = {
         "prompt": "Once upon a time",
@@ -101,12 +102,21 @@ def test_submit_records_before_it_answers(
     assert reply.headers["Location"] == f"/v1/requests/{request_id}"
     assert reply.headers["X-Request-Id"] == "trace-1"
     assert reply.body["links"]["stream"] == f"/v1/requests/{request_id}/stream"
+    rung = valkey.client().lrange(queue_of(Leg.PREFILL, MODEL), 0, 0)
+    assert request_id.encode() in rung[0]
     claimed = worker.claim()
     assert claimed.hold.request_id == request_id
     assert list(claimed.prompt_ids) == tokenizer.encode("Once upon a time")
     params = claimed.params
     assert (params.max_tokens, params.temperature, params.stop, params.top_k) == (7, 0.5, ("x",), 0)
     assert params.seed == -3 % (1 << 63)
+
+
+def test_a_request_id_that_is_no_plain_word_is_replaced(gateway: GatewayProcess) -> None:
+    for trace in ("two words", "x" * 129, ""):
+        echoed = gateway.call("GET", "/health", X_Request_Id=trace).headers["X-Request-Id"]
+        assert echoed != trace
+        assert len(echoed) == 32
 
 
 def test_messages_and_token_ids_are_prompts_too(
