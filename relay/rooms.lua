@@ -41,7 +41,6 @@ local OWNED_IN = {
   decode = { prefill = true, ready = true, decode = true },
 }
 -- In which states its owner may make these calls; in any other the call is stale. All others: while it is owned.
-local PUBLISH_IN = { prefill = true, ready = true, decode = true }
 local KV_READY_IN = { prefill = true, ready = true, decode = true }
 local EMIT_IN = { ready = true, decode = true }
 local FINISH_IN = { ready = true, decode = true, finished = true }
@@ -446,7 +445,7 @@ end
 -- hold, room, pages, row -> ok, rings
 local function publish(keys, args)
   local c = enter(keys)
-  local r = owned(c, args, PUBLISH_IN)
+  local r = owned(c, args)
   if not r or r.room ~= args[5] then return STALE end
   if room_state(c, r) ~= 'open' then return done(c) end
   local where = { 'peer', r.d_boot, 'nonce', r.d_nonce, 'pages', args[6], 'row', args[7] }

@@ -405,6 +405,22 @@ def test_retractions_are_counted_once_the_kv_is_there(scene: Scene) -> None:
     assert (record.attempts, record.retractions) == (1, 1)
 
 
+def test_no_tokens_are_no_first_token(scene: Scene) -> None:
+    scene.reach("ready")
+    before = scene.view()
+    assert scene.emit(0, 0) is EmitOutcome.OK
+    assert scene.view() == before
+
+
+def test_a_unified_worker_reports_its_prefill_with_tokens(scene: Scene) -> None:
+    scene.reach("unified")
+    scene.rooms.emit([scene.emission(0, 1)._replace(prefilled=PREFILLED)])
+    record = scene.rooms.record(scene.id)
+    assert record
+    assert record.cached_tokens == PREFILLED.cached_tokens
+    assert record.timings.prefill_end - record.timings.prefill_start == pytest.approx(15, abs=0.01)
+
+
 def test_the_record_of_a_whole_run(scene: Scene) -> None:
     scene.reach("finished")
     record = scene.rooms.record(scene.id)
