@@ -5,9 +5,12 @@ from threading import Lock
 from typing import Any, cast
 
 from redis import Redis
-from redis.exceptions import ResponseError
+from redis.exceptions import ConnectionError, ResponseError
 
 LIBRARY = "kvrelay"
+
+# What a server says that cannot write now and will again: a full disk, a slow script, replicas that lag.
+_PASSES = ("MISCONF", "BUSY ", "NOREPLICAS")
 
 
 class UnsupportedServer(RuntimeError):
@@ -31,6 +34,8 @@ class Functions:
         try:
             return self._redis.fcall(f"{LIBRARY}_{name}", 1, self._root, *cast(tuple[str, ...], args))
         except ResponseError as error:
+            if str(error).startswith(_PASSES):
+                raise ConnectionError(str(error)) from error
             # A restart without persistence or a flush may have taken the library away.
             if "Function not found" not in str(error):
                 raise

@@ -9,7 +9,11 @@ from typing import Any
 
 from redis import Redis
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
+from redis.exceptions import ConnectionError, MasterDownError, OutOfMemoryError, ReadOnlyError, TimeoutError
 from redis.retry import Retry
+
+# No server, or one that says during a fail-over, or while its memory is full, what it will not say for ever.
+AWAY = (ConnectionError, TimeoutError, ReadOnlyError, MasterDownError, OutOfMemoryError)
 
 MAX_BLOCK_MS = 1_000  # how long a read may wait in the server, so that its thread sees a stop request in time
 _COMMAND_TIMEOUT_S = 2.0

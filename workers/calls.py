@@ -4,17 +4,16 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
-
-from redis.exceptions import ConnectionError, MasterDownError, OutOfMemoryError, ReadOnlyError, TimeoutError
+from typing import Any, TypeVar
 
 from relay.log import event
+from relay.redis_client import AWAY
 
 log = logging.getLogger(__name__)
 
-# Also what a server says during a fail-over, or while its memory is full: it passes.
-AWAY = (ConnectionError, TimeoutError, ReadOnlyError, MasterDownError, OutOfMemoryError)
 RETRY_S = 0.25
+
+T = TypeVar("T")
 
 
 class Calls:
@@ -24,8 +23,12 @@ class Calls:
         self._queue: deque[tuple[Callable[[], Any], Callable[[Any], None]]] = deque()
         self._retry_at = 0.0
 
-    def add(self, call: Callable[[], Any], then: Callable[[Any], None]) -> None:
-        """`then` gets the reply on the control thread; it may add further calls."""
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def add(self, call: Callable[[], T], then: Callable[[T | None], None]) -> None:
+        """`then` gets the reply on the control thread, or None if the server refuses the call for good; it
+        may add further calls."""
         self._queue.append((call, then))
 
     @property
@@ -33,10 +36,11 @@ class Calls:
         """The last call found no Redis; the queue waits for the next retry."""
         return self._retry_at > 0.0
 
-    def flush(self) -> None:
-        """Run what is queued, in order, until it is empty or Redis is away."""
+    def flush(self, until: float) -> None:
+        """Run what is queued, in order, until it is empty, Redis is away, or it is `until` (monotonic)."""
         if time.monotonic() < self._retry_at:
             return
+        self._retry_at = 0.0
         while self._queue:
             call, then = self._queue[0]
             try:
@@ -46,11 +50,9 @@ class Calls:
                 self._retry_at = time.monotonic() + RETRY_S
                 return
             except Exception:
-                # The leg stays listed in the next renewal, whose answer settles it.
                 log.exception("room_call_failed")
-                self._queue.popleft()
-                continue
-            self._retry_at = 0.0
+                reply = None
             self._queue.popleft()
             then(reply)
-        self._retry_at = 0.0
+            if time.monotonic() >= until:
+                return

@@ -5,6 +5,7 @@ A unified worker runs the same legs with another first step: it prefills into it
 
 import logging
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -30,9 +31,9 @@ from workers.engine.messages import (
     Retracted,
     Work,
 )
-from workers.legs import Desk, Legs
+from workers.legs import Desk, Legs, ignore, is_calm
 from workers.output import Close, Closed, Finished, Lost, Open, Outcome, OutputThread
-from workers.quarantine import Quarantine, Suspect
+from workers.quarantine import Quarantine, Suspect, Unproven
 from workers.transfer.base import KVReceiver, RowsExhausted, Seal, seal_nonce
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class DecodeLeg:
     receiver: KVReceiver | None = None
     writer: Incarnation | None = None
     why: Why | None = None  # while closing
+    leaving: bool = False  # a call that gives it back or fails it is on its way
 
     @property
     def key(self) -> str:
@@ -98,7 +100,7 @@ class DecodeLegs(Legs):
     def on_engine(self, event: LegEvent) -> None:
         leg = self._legs.get(event.key)
         match event:
-            case Reserved() if leg is not None and leg.phase is Phase.RESERVING:
+            case Reserved() if leg is not None and leg.phase is Phase.RESERVING and not leg.leaving:
                 leg.pages = event.pages
                 self._publish(leg)
             case Refused() if leg is not None:
@@ -106,7 +108,7 @@ class DecodeLegs(Legs):
             case Retracted() if leg is not None and leg.phase is Phase.RUNNING:
                 self._close(leg, Why.RETRACT)
             case Failed() if leg is not None:
-                self._fail(leg, "unsampleable", event.reason)
+                self._fail(leg, "engine_failed", event.reason)
             case Reserved() | Refused() | Retracted() | Failed() | Admitted() | Prefilled():
                 pass  # of a leg that is gone; its Drop is on the way
             case _:
@@ -119,20 +121,28 @@ class DecodeLegs(Legs):
         except RowsExhausted:
             self._give_back(leg, Why.PRESSURE)
             return
-        hold, room, pages, row = claimed.hold, claimed.room, leg.pages, leg.receiver.row
-        leg.phase = Phase.PUBLISHED  # before the call: its reply may be lost while its mail is not
+        self._announce(leg, leg.receiver.row)
 
-        def then(reply: Moved) -> None:
-            if not reply.ok:
+    def _announce(self, leg: DecodeLeg, row: int) -> None:
+        hold, room, pages = leg.claimed.hold, leg.claimed.room, leg.pages
+
+        def publish() -> Moved | None:
+            if not self._has(leg):
+                return None
+            leg.phase = Phase.PUBLISHED  # before the call: its reply may be lost while its mail is not
+            return self._desk.rooms.publish(hold, room, pages, row)
+
+        def then(reply: Moved | None) -> None:
+            if reply is None or not reply.ok:
                 self._lose(leg, "lost")
 
-        self._desk.call(lambda: self._desk.rooms.publish(hold, room, pages, row), then)
+        self._desk.call(publish, then)
 
     def on_mail(self, mail: Mail) -> None:
         match mail:
             case Ready():
                 leg = next((leg for leg in self._legs.values() if leg.claimed.room == mail.room), None)
-                if leg is not None and leg.phase is Phase.PUBLISHED:
+                if leg is not None:
                     self._prebuild(leg)
             case Ended():
                 leg = self._legs.get(mail.nonce)
@@ -144,6 +154,8 @@ class DecodeLegs(Legs):
                 raise AssertionError(f"not a mail for a decode worker: {mail}")
 
     def _prebuild(self, leg: DecodeLeg) -> None:
+        if leg.phase is not Phase.PUBLISHED or leg.leaving:
+            return
         assert leg.receiver is not None
         seal = leg.receiver.read()
         problem = seal_problem(seal, leg, leg.receiver)
@@ -190,14 +202,20 @@ class DecodeLegs(Legs):
         self._output.put(Close(leg.key))
 
     def _give_back(self, leg: DecodeLeg, why: Why) -> None:
+        if leg.leaving:
+            return
+        leg.leaving = True
         hold = leg.claimed.hold
 
-        def then(released: Moved) -> None:
-            self._lose(leg, why.value if released.ok else "lost")
+        def then(released: Moved | None) -> None:
+            self._lose(leg, why.value if released is not None and released.ok else "lost")
 
         self._desk.call(lambda: self._desk.rooms.release(hold, why), then)
 
     def _fail(self, leg: DecodeLeg, code: str, message: str) -> None:
+        if leg.leaving:
+            return
+        leg.leaving = True
         hold = leg.claimed.hold
         self._desk.call(
             lambda: self._desk.rooms.fail(hold, code, message), lambda _: self._lose(leg, message)
@@ -209,7 +227,7 @@ class DecodeLegs(Legs):
             self._lose(leg, why)
 
     def _lose(self, leg: DecodeLeg, why: str) -> None:
-        if self._legs.get(leg.key) is not leg:
+        if not self._has(leg):
             return
         self._remove(leg)
         log_event(
@@ -220,10 +238,13 @@ class DecodeLegs(Legs):
             phase=leg.phase.value,
             why=why,
         )
-        if why in {Why.DRAIN, Why.PRESSURE, Why.RETRACT, Why.PEER, "cancelled"}:
+        if is_calm(why):
             self._desk.done(leg.task, why)
         else:
             self._desk.failed(leg.task, why)
+
+    def _has(self, leg: DecodeLeg) -> bool:
+        return self._legs.get(leg.key) is leg
 
     def _remove(self, leg: DecodeLeg) -> None:
         """The one release of a decode leg: pages, row, output, entry."""
@@ -258,24 +279,29 @@ class DecodeLegs(Legs):
             if suspect.writer.proven_dead():
                 self._desk.manager.forget_peer(suspect.writer.boot)
                 self._prove(suspect.room)
-                continue
-            self._desk.call(
-                partial(self._desk.rooms.ask, suspect.writer.boot, suspect.room, self._desk.boot), _ignore
-            )
+            elif not self._desk.away:  # else the questions of a long outage would pile up
+                ask = partial(self._desk.rooms.ask, suspect.writer.boot, suspect.room, self._desk.boot)
+                self._desk.call(ask, ignore)
 
-    def quarantine_full(self, now: float) -> bool:
-        settings, total = self._desk.settings, self._desk.total_pages
-        share = self.quarantine.pages / total
-        return (
-            share > settings.quarantine_share or self.quarantine.oldest_age_s(now) > settings.quarantine_age_s
-        )
+    def unproven(self) -> Collection[Unproven]:
+        return self.quarantine.unproven
+
+    def full(self) -> bool:
+        """Every metadata row is taken, or would be."""
+        receiving = sum(leg.phase in {Phase.RESERVING, Phase.PUBLISHED} for leg in self._legs.values())
+        return receiving + len(self.quarantine) >= self._desk.settings.max_running
 
     # ---- what others ask
 
     def on_renewed(self, kept: Kept) -> None:
         leg = self._legs.get(kept.hold.nonce)
-        if leg is not None and leg.phase is Phase.PUBLISHED and kept.room_state is RoomState.SEALED:
+        if leg is None or leg.phase is not Phase.PUBLISHED or leg.leaving:
+            return
+        if kept.room_state is RoomState.SEALED:
             self._prebuild(leg)
+        elif kept.room_state is RoomState.OPEN:  # the server lost its last moments
+            assert leg.receiver is not None
+            self._announce(leg, leg.receiver.row)
 
     def holds(self) -> list[Hold]:
         return [leg.claimed.hold for leg in self._legs.values()]
@@ -316,7 +342,3 @@ def seal_problem(seal: Seal | None, leg: DecodeLeg, receiver: KVReceiver) -> str
     if not receiver.verify(seal, leg.pages):
         return "the digest of the pages differs"
     return None
-
-
-def _ignore(_: object) -> None:
-    """A reply that changes nothing here."""

@@ -1,19 +1,25 @@
 """What the control thread asks of the legs of a role, and what a role may use of the control thread."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Collection
+from typing import Protocol, TypeVar
 
 from relay.answers import Kept
 from relay.mailbox import Mail
-from relay.request import Claimed, Hold, Leg
+from relay.request import Claimed, Hold, Leg, Ring, State, Why
 from relay.rooms import Rooms
 from relay.settings import Settings
 from relay.worker_card import WorkerCard
 from workers.doorbell import TaskHandle
 from workers.engine.messages import Command, LegEvent
 from workers.output import Outcome
+from workers.quarantine import Unproven
 from workers.transfer.base import KVManager, RoomEvent
+
+T = TypeVar("T")
+
+# Reasons for which a leg ends with nothing having gone wrong at this worker.
+_CALM = {Why.DRAIN, Why.PRESSURE, Why.RETRACT, State.CANCELLED, State.FINISHED, "done", "requeued"}
 
 
 class Desk(Protocol):
@@ -26,8 +32,15 @@ class Desk(Protocol):
     total_pages: int
     capacity_tokens: int
 
-    def call(self, call: Callable[[], Any], then: Callable[[Any], None]) -> None:
-        """Queue one idempotent room call; `then` gets its reply."""
+    @property
+    def away(self) -> bool:
+        """Redis cannot be reached at the moment: what is called waits."""
+
+    def call(self, call: Callable[[], T], then: Callable[[T | None], None]) -> None:
+        """Queue one idempotent room call; `then` gets its reply, or None if it is refused for good."""
+
+    def ring(self, bell: Ring) -> None:
+        """Send a doorbell."""
 
     def tell(self, command: Command) -> None:
         """Send one command to the engine thread."""
@@ -36,10 +49,10 @@ class Desk(Protocol):
         """The card of another worker, read once; None when it is not alive."""
 
     def done(self, task: TaskHandle, result: str) -> None:
-        """End a leg's Celery task as SUCCESS."""
+        """End a Celery task as SUCCESS."""
 
     def failed(self, task: TaskHandle, error: str) -> None:
-        """End a leg's Celery task as FAILURE."""
+        """End a Celery task as FAILURE."""
 
 
 class Legs(ABC):
@@ -92,10 +105,19 @@ class Legs(ABC):
     def make_room(self) -> None:
         """A retracted request waits in the queue and does not fit here."""
 
-    def quarantine_full(self, now: float) -> bool:
-        """So much of the pool waits for proof that only a restart helps."""
-        return False
+    def unproven(self) -> Collection[Unproven]:
+        """Pages that wait for proof that no write touches them any more."""
+        return ()
 
     @abstractmethod
     def settled(self) -> bool:
         """Nothing is owned and nothing of this worker is in flight."""
+
+
+def is_calm(why: str) -> bool:
+    """Whether a leg that ends for this reason is a success to those who watch."""
+    return why in _CALM
+
+
+def ignore(_: object) -> None:
+    """A reply that changes nothing here."""

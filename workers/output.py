@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from redis.exceptions import ConnectionError, OutOfMemoryError, ReadOnlyError, TimeoutError
-
 from relay.answers import Emission, EmitOutcome, Emitted
 from relay.log import event
+from relay.redis_client import AWAY
 from relay.request import Claimed
 from relay.rooms import Rooms
 from relay.tokenizer import Tokenizer
@@ -19,7 +18,6 @@ from workers.outbox import Outbox
 
 log = logging.getLogger(__name__)
 
-_AWAY = (ConnectionError, TimeoutError, OutOfMemoryError, ReadOnlyError)
 _FIRST_RETRY_S = 0.05
 _LAST_RETRY_S = 1.0
 _STOP_TIMEOUT_S = 5.0
@@ -161,7 +159,7 @@ class OutputThread:
         batch = [self._outboxes[key].emission() for key in keys]
         try:
             answers = self._rooms.emit(batch)
-        except _AWAY as error:
+        except AWAY as error:
             event(log, "redis_away", logging.WARNING, error=error, legs=len(keys), retry_s=self._retry_s)
             self._retry_at = time.monotonic() + self._retry_s
             self._retry_s = min(2 * self._retry_s, _LAST_RETRY_S)

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from relay import answers
@@ -13,7 +14,8 @@ from relay.request import Claimed, Hold, Leg, Why
 from relay.worker_card import WorkerCard
 from workers.doorbell import TaskHandle
 from workers.engine.messages import Admitted, Drop, Failed, LegEvent, Prefill, Prefilled, Work
-from workers.legs import Desk, Legs
+from workers.legs import Desk, Legs, ignore, is_calm
+from workers.quarantine import Unproven
 from workers.senders import Senders
 from workers.transfer.base import (
     Destination,
@@ -39,16 +41,21 @@ class PrefillLeg:
     destination: Destination | None = None  # once published
     peer: WorkerCard | None = None  # from bootstrap on
     prefilled: Prefilled | None = None
-    over: str | None = None  # why the leg is no longer ours; its pages wait for Settled
+    leaving: bool = False  # a call that gives it back or fails it is on its way
+    over_at: float | None = None  # not ours any more since then (monotonic): its pages wait for Settled
 
     @property
     def key(self) -> str:
         return self.claimed.hold.nonce
 
     @property
+    def over(self) -> bool:
+        return self.over_at is not None
+
+    @property
     def unsent(self) -> bool:
         """Computed, and no decode worker has taken it yet."""
-        return self.prefilled is not None and self.destination is None and self.over is None
+        return self.prefilled is not None and self.destination is None and not self.over
 
 
 class PrefillLegs(Legs):
@@ -97,8 +104,8 @@ class PrefillLegs(Legs):
                 leg.prefilled = event
                 self._seal(leg)
             case Failed():
-                if leg is not None and leg.over is None:
-                    self._fail(leg, "unsampleable", event.reason)
+                if leg is not None and not leg.over:
+                    self._fail(leg, "engine_failed", event.reason)
             case _:
                 raise AssertionError(f"not an event of a prefill worker: {event}")
 
@@ -108,24 +115,18 @@ class PrefillLegs(Legs):
                 self._published(mail.room, mail)
             case Ended():
                 leg = self._legs.get(mail.nonce)
-                if leg is not None and leg.over is None:
+                if leg is not None:
                     self._lose(leg, mail.why)
             case Ask():
-                if (
-                    mail.room not in self._rooms
-                ):  # this worker posts only to rooms it knows: none is in flight here
-                    self._desk.call(lambda: self._desk.rooms.settle(mail.room, mail.boot), _ignore)
+                # This worker posts only to rooms it knows: of any other nothing is in flight.
+                if mail.room not in self._rooms:
+                    self._desk.call(lambda: self._desk.rooms.settle(mail.room, mail.boot), ignore)
             case _:
                 raise AssertionError(f"not a mail for a prefill worker: {mail}")
 
     def on_renewed(self, kept: Kept) -> None:
         leg = self._legs.get(kept.hold.nonce)
-        if (
-            leg is None
-            or leg.over
-            or leg.destination is not None
-            or kept.room_state is not RoomState.PUBLISHED
-        ):
+        if leg is None or leg.destination is not None or kept.room_state is not RoomState.PUBLISHED:
             return
         room = leg.claimed.room
 
@@ -137,7 +138,7 @@ class PrefillLegs(Legs):
 
     def _published(self, room: int, where: Published | PublishedPages) -> None:
         leg = self._rooms.get(room)
-        if leg is None or leg.over or leg.destination is not None:
+        if leg is None or leg.over or leg.leaving or leg.destination is not None:
             return
         leg.destination = Destination(where.peer_boot, where.pages, where.row, seal_nonce(where.nonce))
         self._bootstrap(leg)
@@ -181,7 +182,7 @@ class PrefillLegs(Legs):
         if leg is None:
             return
         match event:
-            case Sent() if leg.over is None:
+            case Sent() if not leg.over:
                 self._ready(leg, event)
             case SendFailed():
                 log_event(
@@ -192,8 +193,7 @@ class PrefillLegs(Legs):
                     room=event.room,
                     error=event.error,
                 )
-                if leg.over is None:
-                    self._give_back(leg, Why.PEER)
+                self._give_back(leg, Why.PEER)
             case Settled() | Sent():
                 self._forget(leg, tell_reader=True)
 
@@ -209,20 +209,21 @@ class PrefillLegs(Legs):
             transfer = answers.Transfer(sent.exposed_us, sent.bytes, sent.descriptors)
             return self._desk.rooms.kv_ready(hold, room, computed, transfer)
 
-        def then(reply: Moved) -> None:
-            if leg.over is None:
-                result = f"{len(leg.claimed.tokens)} tokens, {sent.bytes} bytes" if reply.ok else "lost"
+        def then(reply: Moved | None) -> None:
+            ok = reply is not None and reply.ok
+            if ok and not leg.over:
                 log_event(
                     log,
                     "kv_ready",
                     request=hold.request_id,
                     room=room,
-                    ok=reply.ok,
                     bytes=sent.bytes,
                     exposed_us=sent.exposed_us,
                 )
-                self._end(leg, result, None if reply.ok else "the room ended before its KV was ready")
-            self._forget(leg, tell_reader=not reply.ok)
+                leg.over_at = time.monotonic()
+                self._desk.done(leg.task, f"{len(leg.claimed.tokens)} tokens, {sent.bytes} bytes")
+            self._lose(leg, "the room ended before its KV was ready")
+            self._forget(leg, tell_reader=not ok)
 
         self._desk.call(ready, then)
 
@@ -230,30 +231,35 @@ class PrefillLegs(Legs):
 
     def on_lost(self, hold: Hold, why: str) -> None:
         leg = self._legs.get(hold.nonce)
-        if leg is not None and leg.over is None:
+        if leg is not None:
             self._lose(leg, why)
 
     def hand_back(self) -> None:
         for leg in list(self._legs.values()):
-            if leg.over is None:
-                self._give_back(leg, Why.DRAIN)
+            self._give_back(leg, Why.DRAIN)
 
     def make_room(self) -> None:
         """Give the youngest computed leg back that no decode worker took; its pages stay as evictable cache.
         Else a retracted request could wait for pages that wait for a decode worker that waits for it."""
-        unsent = [leg for leg in self._legs.values() if leg.unsent]
+        unsent = [leg for leg in self._legs.values() if leg.unsent and not leg.leaving]
         if unsent:
             self._give_back(max(unsent, key=lambda leg: leg.claimed.submitted_ms), Why.PRESSURE)
 
     def _give_back(self, leg: PrefillLeg, why: Why) -> None:
+        if leg.over or leg.leaving:
+            return
+        leg.leaving = True
         hold = leg.claimed.hold
 
-        def then(released: Moved) -> None:
-            self._lose(leg, why.value if released.ok else "lost")
+        def then(released: Moved | None) -> None:
+            self._lose(leg, why.value if released is not None and released.ok else "lost")
 
         self._desk.call(lambda: self._desk.rooms.release(hold, why), then)
 
     def _fail(self, leg: PrefillLeg, code: str, message: str) -> None:
+        if leg.over or leg.leaving:
+            return
+        leg.leaving = True
         hold = leg.claimed.hold
         self._desk.call(
             lambda: self._desk.rooms.fail(hold, code, message), lambda _: self._lose(leg, message)
@@ -261,21 +267,18 @@ class PrefillLegs(Legs):
 
     def _lose(self, leg: PrefillLeg, why: str) -> None:
         """The leg is not ours any more; its pages are ours until nothing of it is in flight."""
-        if leg.over is not None:
+        if leg.over:
             return
-        self._end(leg, why, None if why in {Why.DRAIN, Why.PRESSURE, "cancelled"} else why)
+        leg.over_at = time.monotonic()
+        if is_calm(why):
+            self._desk.done(leg.task, why)
+        else:
+            self._desk.failed(leg.task, why)
         log_event(log, "prefill_lost", request=leg.claimed.hold.request_id, room=leg.claimed.room, why=why)
         if leg.sender is None:
             self._forget(leg, tell_reader=True)
             return
         leg.sender.close()
-
-    def _end(self, leg: PrefillLeg, result: str, error: str | None) -> None:
-        leg.over = result
-        if error is None:
-            self._desk.done(leg.task, result)
-        else:
-            self._desk.failed(leg.task, error)
 
     def _forget(self, leg: PrefillLeg, tell_reader: bool) -> None:
         """Nothing of this leg is in flight: its pages may be reused here, and the reader's there."""
@@ -286,14 +289,14 @@ class PrefillLegs(Legs):
         self._desk.tell(Drop(leg.key))
         if tell_reader and leg.destination is not None:
             boot, room = leg.destination.boot, leg.claimed.room
-            self._desk.call(lambda: self._desk.rooms.settle(room, boot), _ignore)
+            self._desk.call(lambda: self._desk.rooms.settle(room, boot), ignore)
 
     # ---- time
 
     def full(self) -> bool:
         """Enough waits in the engine to keep it busy, or too much is computed and not sent."""
         settings = self._desk.settings
-        open_legs = [leg for leg in self._legs.values() if leg.over is None]
+        open_legs = [leg for leg in self._legs.values() if not leg.over]
         uncomputed_tokens = sum(len(leg.claimed.tokens) for leg in open_legs if leg.prefilled is None)
         unsent_tokens = sum(len(leg.claimed.tokens) for leg in open_legs if leg.unsent)
         return (
@@ -303,19 +306,18 @@ class PrefillLegs(Legs):
 
     def tick(self, now: float) -> None:
         for leg in list(self._legs.values()):
-            if leg.over is not None and leg.peer is not None and leg.peer.incarnation.proven_dead():
+            if leg.over and leg.peer is not None and leg.peer.incarnation.proven_dead():
                 self._desk.manager.forget_peer(leg.peer.boot)
                 self._forget(leg, tell_reader=False)
 
+    def unproven(self) -> Collection[Unproven]:
+        return [Unproven(leg.pages, leg.over_at) for leg in self._legs.values() if leg.over_at is not None]
+
     def holds(self) -> list[Hold]:
-        return [leg.claimed.hold for leg in self._legs.values() if leg.over is None]
+        return [leg.claimed.hold for leg in self._legs.values() if not leg.over]
 
     def request_of(self, task: TaskHandle) -> str | None:
         return next((leg.claimed.hold.request_id for leg in self._legs.values() if leg.task is task), None)
 
     def settled(self) -> bool:
         return not self._legs
-
-
-def _ignore(_: object) -> None:
-    """A reply that changes nothing here."""

@@ -1,10 +1,19 @@
 """Rooms whose published pages a peer might still write: put aside until there is proof that it cannot."""
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 from relay.worker_card import Incarnation
 
 ASK_EVERY_S = 1.0
+PATIENCE_S = 10.0  # proof usually comes within one or two
+
+
+class Unproven(NamedTuple):
+    """Pages that a write may still touch, since when (monotonic seconds)."""
+
+    pages: int
+    since: float
 
 
 class Suspect(NamedTuple):
@@ -25,21 +34,19 @@ class Quarantine:
         return len(self._suspects)
 
     @property
-    def pages(self) -> int:
-        return sum(suspect.pages for suspect in self._suspects.values())
-
-    def oldest_age_s(self, now: float) -> float:
-        return max((now - suspect.since for suspect in self._suspects.values()), default=0.0)
+    def unproven(self) -> list[Unproven]:
+        return [Unproven(suspect.pages, suspect.since) for suspect in self._suspects.values()]
 
     def add(self, suspect: Suspect) -> None:
+        """A room comes twice when the first publish of it was lost on its way, and it was claimed again."""
+        known = self._suspects.get(suspect.room)
+        if known is not None:
+            suspect = known._replace(pages=known.pages + suspect.pages)
         self._suspects[suspect.room] = suspect
 
     def prove(self, room: int) -> bool:
         """True when the room was in quarantine and is proven now."""
         return self._suspects.pop(room, None) is not None
-
-    def proven_dead(self) -> list[Suspect]:
-        return [suspect for suspect in self._suspects.values() if suspect.writer.proven_dead()]
 
     def to_ask(self, now: float) -> list[Suspect]:
         """The rooms whose writer is asked again now; each at most once a second."""
@@ -47,3 +54,13 @@ class Quarantine:
             return []
         self._asked_at = now
         return list(self._suspects.values())
+
+
+def restart_helps(
+    unproven: Collection[Unproven], total_pages: int, share: float, age_s: float, now: float
+) -> bool:
+    """So much of the pool waits for proof, or some of it for so long, that only the end of the process gives
+    it back. What began to wait a moment ago does not count: many requests may end at once."""
+    waits = [each for each in unproven if now - each.since > PATIENCE_S]
+    too_much = sum(each.pages for each in waits) > share * total_pages
+    return too_much or any(now - each.since > age_s for each in unproven)

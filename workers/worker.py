@@ -16,12 +16,12 @@ from relay.geometry import Geometry
 from relay.log import event
 from relay.mailbox import Mailbox
 from relay.model_file import fingerprint, resolve_model
+from relay.redis_client import AWAY
 from relay.rooms import Rooms
 from relay.routing import ROLES
 from relay.settings import Settings
 from relay.tokenizer import Tokenizer
 from relay.worker_card import Incarnation, Load, WorkerCard
-from workers.calls import AWAY
 from workers.control import Abort, Control, Order
 from workers.decode import DecodeLegs, UnifiedLegs
 from workers.doorbell import Doorbell, TaskHandle
@@ -30,7 +30,7 @@ from workers.engine.engine import Engine
 from workers.engine.kv_pool import KVPool
 from workers.engine.messages import Admitted, Computed, Event, Stop
 from workers.engine.sampler import Sampler
-from workers.legs import Legs
+from workers.legs import Desk, Legs
 from workers.models import Model, load_model
 from workers.output import OutputThread
 from workers.prefill import PrefillLegs
@@ -98,6 +98,7 @@ class Worker:
             self._rooms,
             self._engine,
             self._manager,
+            self._legs,
             self._card,
             self._ringer.ring,
             self._crash,
@@ -108,7 +109,7 @@ class Worker:
         self._manager.start(self._to_control)
         self._output.start()
         self._engine.start()
-        self._control.start(self._legs())
+        self._control.start()
         self._mail_thread.start()
         event(
             log, "ready", worker=name, boot=self._boot, role=settings.role, seconds=time.monotonic() - started
@@ -137,7 +138,7 @@ class Worker:
         return self._control.idle
 
     def stop(self) -> None:
-        """Posts end first, the mailbox last: until then peers may still ask what is settled."""
+        """Whatever is still owned is given back by the last call; its lease need not expire."""
         self._control.put(Order.STOP)
         self._control.join(JOIN_S)
         self._output.stop()
@@ -177,14 +178,14 @@ class Worker:
 
     # ---- how the threads reach each other
 
-    def _legs(self) -> Legs:
+    def _legs(self, desk: Desk) -> Legs:
         match self._settings.role:
             case "prefill":
-                return PrefillLegs(self._control, self._senders)
+                return PrefillLegs(desk, self._senders)
             case "decode":
-                return DecodeLegs(self._control, self._output)
+                return DecodeLegs(desk, self._output)
             case _:
-                return UnifiedLegs(self._control, self._output)
+                return UnifiedLegs(desk, self._output)
 
     def _to_control(self, message: Any) -> None:
         self._control.put(message)
@@ -210,6 +211,8 @@ class Worker:
             except AWAY as error:
                 event(log, "mailbox_away", logging.WARNING, error=error)
                 self._closing.wait(MAIL_RETRY_S)
+            except Exception as error:
+                self._crash(error)
 
     # ---- registration and ends
 

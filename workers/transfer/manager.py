@@ -33,7 +33,7 @@ class TransferManager(KVManager):
         self.rows = rows
         self._here = Peer.here(boot, memory, rows, transport.name, transport.contact)
         self._thread = TransferThread(transport, memory, source_rows, post_bytes, digest)
-        self._quarantined: dict[int, int] = {}  # room -> row
+        self._quarantined: dict[int, list[int]] = {}  # room -> rows
 
     @property
     def agent_metadata(self) -> bytes:
@@ -52,8 +52,7 @@ class TransferManager(KVManager):
         return RoomReceiver(self, room, row)
 
     def proven(self, room: int) -> None:
-        row = self._quarantined.pop(room, None)
-        if row is not None:
+        for row in self._quarantined.pop(room, ()):
             self._give_back(room, row)
 
     def posts_until(self, deadline_s: float) -> None:
@@ -80,7 +79,7 @@ class TransferManager(KVManager):
         """A receiver is done with its row."""
         if quarantine:
             # The thread goes on polling: without progress here the peer's writes may never reach DONE.
-            self._quarantined[room] = row
+            self._quarantined.setdefault(room, []).append(row)
         else:
             self._give_back(room, row)
 
