@@ -67,9 +67,8 @@ def show(request_id: str) -> Response:
     wait_s = _wait_argument()
     with_ids = _switch_argument("token_ids")
     record = _find(s, request_id)
-    if wait_s:
-        s.check_free_thread()
     if wait_s and not record.state.terminal and (after is None or after >= record.completion_tokens):
+        s.check_free_thread()
         _wait(s, record, after, wait_s)
         record = _find(s, request_id)
     tokens, end = _read(s, request_id, after or 0)
