@@ -345,7 +345,7 @@ local function waiting(keys, args)
   return { redis.call('ZCARD', queue), retracted and 1 or 0 }
 end
 
--- limit, id before which to start or '' -> id, record, id, record...
+-- limit, id before which to start or '' -> id, record, id, record..., empty records among them if they have expired
 local function list_requests(keys, args)
   local c = enter(keys)
   local index = key(c, 'requests')
@@ -357,11 +357,8 @@ local function list_requests(keys, args)
   end
   local found = {}
   for _, id in ipairs(redis.call('ZREVRANGE', index, first, first + args[1] - 1)) do
-    local record = redis.call('HGETALL', key(c, 'req', id))
-    if #record > 0 then
-      table.insert(found, id)
-      table.insert(found, record)
-    end
+    table.insert(found, id)
+    table.insert(found, redis.call('HGETALL', key(c, 'req', id)))
   end
   return found
 end

@@ -77,6 +77,15 @@ def test_retracted_then_recovered_then_new(rooms: Rooms) -> None:
     check_integrity(rooms)
 
 
+def test_a_decode_leg_that_was_handed_back_goes_before_older_ones(rooms: Rooms) -> None:
+    older, newer = submit(rooms, SMALL, SMALL)
+    assert {take(rooms, Leg.PREFILL), take(rooms, Leg.PREFILL)} == {older, newer}
+    hold = take_hold(rooms, Leg.DECODE, "D", wanted=newer)
+    assert rooms.release(hold, Why.PRESSURE).ok
+    assert rooms.renew("D", LOAD, [hold], LONG_MS).lost[0].why == "requeued"
+    assert [take(rooms, Leg.DECODE) for _ in range(2)] == [newer, older]
+
+
 def test_a_ring_names_its_leg_but_any_may_come(rooms: Rooms) -> None:
     first, second, third = submit(rooms, SMALL, SMALL, BIG)
     assert take(rooms, Leg.PREFILL, wanted=second) == second
