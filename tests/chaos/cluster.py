@@ -1,4 +1,4 @@
-"""A whole relay on this machine: Valkey, prefill and decode workers, and what may happen to them from outside."""
+"""A whole relay on this machine: Valkey, prefill and decode workers, and what may happen to them."""
 
 import os
 import secrets
@@ -35,7 +35,6 @@ SMALL = {
     "THREADS": "1",
     "OMP_NUM_THREADS": "1",
     "KV_POOL_TOKENS": "8192",
-    "CHUNK_TOKENS": "256",
     "SUSPECT_AFTER": "100",  # kills here come from outside: no request is to blame
     "GRACE_S": "1",
 }
@@ -214,6 +213,16 @@ class Cluster:
         worker.send(signal.SIGKILL)
         return time.time()
 
+    def resume(self, stopped: Happened) -> None:
+        """Continue a worker that a fault stopped, sooner than the fault would."""
+        self._thaw.pop(stopped.pid, None)
+        _continue(stopped.pid)
+
+    def resume_all(self) -> None:
+        for pid in list(self._thaw):
+            self._thaw.pop(pid, None)
+            _continue(pid)
+
     def _keep(self) -> None:
         while not self._closing.wait(KEEP_EVERY_S):
             self._notice()
@@ -247,6 +256,12 @@ class Cluster:
         return until(found, f"{fault} happens", deadline_s)
 
     # ---- a look inside
+
+    def engine_stats(self) -> list[dict[str, Any]]:
+        """What `celery inspect stats` says of each worker's engine at this moment."""
+        alive = sum(worker.alive for worker in self.workers)
+        answers = self.app.control.inspect(timeout=2.0, limit=alive).stats() or {}
+        return [answer["pool"]["engine"] for answer in answers.values()]
 
     def keys(self, pattern: str) -> list[str]:
         found: Any = self.rooms.redis.scan_iter(f"{self.rooms.root}:{pattern}", count=1000)

@@ -10,8 +10,8 @@ BOTH = (PREFILL, DECODE)
 
 
 class Kind(StrEnum):
-    """KILL and STOP send SIGKILL and SIGSTOP to the worker that comes by. DROP loses a message, a call, or its
-    reply; DUPLICATE makes it happen three times."""
+    """KILL and STOP send SIGKILL and SIGSTOP to the worker that comes by. DROP loses a message, a call, or
+    its reply; DUPLICATE makes it happen three times."""
 
     KILL = "kill"
     STOP = "stop"
@@ -45,7 +45,7 @@ TRANSITIONS: dict[str, tuple[tuple[str, ...], tuple[Kind, ...]]] = {
     "mail.ask": ((PREFILL,), ANY),
     "mail.settled": ((DECODE,), ANY),
     "ring.prefill": (BOTH, ANY),
-    "ring.decode": (BOTH, ANY),
+    "ring.decode": ((PREFILL,), ANY),
     "admitted": ((PREFILL,), PROCESS),
     "prefilled": ((PREFILL,), PROCESS),
     "reserved": ((DECODE,), PROCESS),

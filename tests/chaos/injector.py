@@ -1,7 +1,8 @@
 """Faults inside a worker: wraps what reaches beyond its process, so that the worker itself knows of none.
 
-The folder in FAULTS holds the armed faults: `<name>.armed` with one JSON line per fault; a new file starts new
-counts. A fault that happens leaves `<number>.happened`, which also makes it happen only once, whoever comes by.
+The folder in FAULTS holds the armed faults: `<name>.armed` with one JSON line per fault; a new file starts
+new counts. A fault that happens leaves `<number>.happened`, which also makes it happen only once, whoever
+comes by.
 """
 
 import os
@@ -50,10 +51,10 @@ class Injector:
         with self._lock:
             self._load()
             self._seen[transition] += 1
+            passing = (self._role, transition, self._seen[transition])
             for fault in self._faults:
-                if fault.transition == transition and fault.occurrence == self._seen[transition]:
-                    if fault.role == self._role and self._first(fault):
-                        return fault
+                if (fault.role, fault.transition, fault.occurrence) == passing and self._first(fault):
+                    return fault
         return None
 
     def around(self, transition: str, call: Callable[[], T]) -> T:
@@ -71,7 +72,8 @@ class Injector:
         return reply
 
     def copies(self, transition: str) -> int:
-        """How often a message gets through: 0 when it is dropped, else after whatever happens to the process."""
+        """How often a message gets through: once, after whatever happens to the process, if it is not
+        lost."""
         fault = self.due(transition)
         if fault is None:
             return 1

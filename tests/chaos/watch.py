@@ -91,8 +91,8 @@ class Watch:
 
 
 class Recovery(NamedTuple):
-    """A leg that a dead worker owned. `seconds`: from the death until somebody claimed it again, or the request
-    ended."""
+    """A leg that a dead worker owned. `seconds`: from the death until somebody claimed it again, or the
+    request ended."""
 
     request_id: str
     leg: str
