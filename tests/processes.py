@@ -1,5 +1,6 @@
 """How tests wait for processes and find them."""
 
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,14 +29,25 @@ def alive(pid: int) -> bool:
 
 def marked(mark: str) -> list[int]:
     """The living processes whose environment holds `mark`, a `NAME=value`."""
+    return [pid for pid in _pids() if mark.encode() in _read(pid, "environ").split(b"\0") and alive(pid)]
+
+
+def inside(folder: Path) -> list[int]:
+    """The living processes whose working directory is `folder`: Valkey writes over its environment."""
     found = []
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        try:
-            environment = (folder / "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if mark.encode() in environment and alive(int(folder.name)):
-            found.append(int(folder.name))
+    for pid in _pids():
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/cwd").readlink() == folder and alive(pid):
+                found.append(pid)
     return found
+
+
+def _pids() -> list[int]:
+    return [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""

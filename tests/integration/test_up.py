@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from relay.model_file import default_model_path
-from tests.processes import marked, until
+from tests.processes import inside, marked, until
 from tests.servers import free_port
 
 
@@ -49,6 +49,9 @@ class Up:
     def ended(self) -> int:
         return self.process.wait(timeout=60.0)
 
+    def processes(self) -> list[int]:
+        return marked(self.mark) + inside(self.var / "valkey")
+
     def pid(self, name: str) -> int | None:
         """The living process of one of its workers."""
         for pid in marked(self.mark):
@@ -77,7 +80,7 @@ def up(tmp_path: Path) -> Iterator[Callable[..., Up]]:
         each.process.kill()
         each.process.wait()
         print(each.said())
-        until(lambda each=each: marked(each.mark) == [], "nothing is left behind")
+        until(lambda each=each: each.processes() == [], "nothing is left behind")
 
 
 def test_up_serves_heals_and_leaves_nothing(up: Callable[..., Up]) -> None:
@@ -100,9 +103,9 @@ def test_up_serves_heals_and_leaves_nothing(up: Callable[..., Up]) -> None:
 def test_kill_9_of_the_launcher_leaves_nothing(up: Callable[..., Up]) -> None:
     launcher = up(PREFILL_WORKERS="0", DECODE_WORKERS="0", UNIFIED_WORKERS="1")
     launcher.says("Ctrl-C stops everything.")
-    assert len(marked(launcher.mark)) >= 6
+    assert len(launcher.processes()) >= 6
     launcher.process.kill()
-    until(lambda: marked(launcher.mark) == [], "all its processes are gone")
+    until(lambda: launcher.processes() == [], "all its processes are gone")
 
 
 def test_a_signal_while_starting_ends_everything(up: Callable[..., Up]) -> None:
@@ -110,7 +113,7 @@ def test_a_signal_while_starting_ends_everything(up: Callable[..., Up]) -> None:
     launcher.says("waiting for")
     launcher.process.send_signal(signal.SIGINT)
     assert launcher.ended() == 0
-    until(lambda: marked(launcher.mark) == [], "nothing is left")
+    until(lambda: launcher.processes() == [], "nothing is left")
 
 
 def test_two_in_one_folder_are_refused(up: Callable[..., Up]) -> None:
