@@ -179,7 +179,8 @@ class RecordingDesk:
         self.settings = Settings(**settings)
         self.server = ScriptedRooms()
         self.rooms = cast(Rooms, self.server)
-        self.manager = Manager()
+        self.kv = Manager()
+        self.manager: KVManager = self.kv
         self.boot = "here"
         self.total_pages = 100
         self.capacity_tokens = 1600

@@ -129,7 +129,8 @@ class DecodeLegs(Legs):
         def publish() -> Moved | None:
             if not self._has(leg):
                 return None
-            leg.phase = Phase.PUBLISHED  # before the call: its reply may be lost while its mail is not
+            if leg.phase is Phase.RESERVING:  # a repeat may come after the seal
+                leg.phase = Phase.PUBLISHED  # before the call: its reply may be lost while its mail is not
             return self._desk.rooms.publish(hold, room, pages, row)
 
         def then(reply: Moved | None) -> None:
