@@ -233,6 +233,7 @@ def check_integrity(rooms: Rooms) -> None:
             assert (waits, legs) == (set(), {"decode"})
             assert room == b"sealed" if "room" in record else state is State.DECODE
     assert int(redis.hget(f"{root}:totals", "open_bytes") or 0) == open_bytes
+    assert not redis.exists(f"{root}:room"), "a request without a room wrote to one"
 
 
 def _check_stream(entries: list[tuple[bytes, Any]], count: int, state: State) -> None:
