@@ -24,10 +24,12 @@ def test_a_submit_that_runs_twice_is_one_request(rooms: Rooms) -> None:
 
 def test_an_idempotency_key_names_one_request(rooms: Rooms) -> None:
     first = submission("req_a", idempotency_key="client:k", body_hash="h1")
+    assert rooms.earlier("client:k") is None
     assert rooms.submit(first).outcome is SubmitOutcome.NEW
     assert rooms.submit(first).outcome is SubmitOutcome.NEW, "the same call again, not the same client again"
     twin = submission("req_b", idempotency_key="client:k", body_hash="h1")
     assert rooms.submit(twin) == (SubmitOutcome.DUPLICATE, "req_a", Ring(Leg.PREFILL, "req_a", 3))
+    assert rooms.earlier("client:k") == ("req_a", "h1")
     other = submission("req_c", idempotency_key="client:k", body_hash="h2")
     assert rooms.submit(other) == (SubmitOutcome.CONFLICT, "req_a", None)
     assert [r.request_id for r in rooms.list_requests(9)] == ["req_a"]
