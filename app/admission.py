@@ -24,13 +24,12 @@ def missing(workers: Iterable[WorkerCard]) -> list[Missing]:
 
 
 def most_output_tokens(prompt_tokens: int, workers: Sequence[WorkerCard]) -> int:
-    """The most output tokens that a living worker could hold after this prompt; 0 or less: it fits nowhere.
+    """The most output tokens that living workers could hold after this prompt; 0 or less: it fits nowhere.
 
-    A prefill worker holds prompt and first token, a decode worker prompt and output, a unified one all.
+    A prefill worker needs room for the output too: after a crash or a retraction it prefills prompt and stream.
     """
-    unified = [worker.capacity_tokens for worker in workers if worker.role == "unified"]
-    decode = [worker.capacity_tokens for worker in workers if worker.role == "decode"]
-    prefill = [worker.capacity_tokens for worker in workers if worker.role == "prefill"]
-    if prompt_tokens + 1 > max(prefill, default=0):
-        decode = []
-    return max(unified + decode, default=0) - prompt_tokens
+    largest = {
+        role: max((worker.capacity_tokens for worker in workers if worker.role == role), default=0)
+        for role in ("prefill", "decode", "unified")
+    }
+    return max(largest["unified"], min(largest["prefill"], largest["decode"])) - prompt_tokens

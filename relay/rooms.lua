@@ -79,7 +79,7 @@ end
 
 -- What transitions look at. Parameters and texts stay in Redis: they may be long.
 local LOOKED_AT = {
-  'state', 'attempt', 'solo', 'fence', 'room', 'prompt_tokens', 'tokens', 'retractions', 'requeues', 'requeue_why',
+  'state', 'attempt', 'solo', 'fence', 'room', 'prompt_tokens', 'tokens', 'limit_tokens', 'retractions', 'requeues', 'requeue_why',
   'submitted', 'first_token', 'bytes', 'result_ttl_ms', 'retracted_by',
   'p_boot', 'p_fence', 'p_nonce', 'p_queued', 'd_boot', 'd_fence', 'd_nonce', 'd_queued',
 }
@@ -280,7 +280,7 @@ end
 --- Events: gateway ----------------------------------------------------------------------------------------------
 
 -- id, prompt, params, prompt_tokens, timeout_ms, kind, idempotency key, body hash, max_open_requests,
--- max_open_bytes, result_ttl_ms -> outcome, id, rings
+-- max_open_bytes, result_ttl_ms, limit_tokens -> outcome, id, rings
 local function submit(keys, args)
   local c = enter(keys)
   local id, prompt, params = args[1], args[2], args[3]
@@ -303,6 +303,7 @@ local function submit(keys, args)
   local r = { id = id }
   write(c, r, {
     state = 'queued', kind = args[6], params = params, prompt_tokens = args[4], tokens = 0, cached_tokens = 0,
+    limit_tokens = args[12],
     attempt = 1, fence = 0, retractions = 0, requeues = 0, bytes = bytes, result_ttl_ms = args[11],
     submitted = c.stamp, deadline = later(c, args[5]),
   })
@@ -366,7 +367,8 @@ end
 --- Events: claims -----------------------------------------------------------------------------------------------
 
 -- The request whose leg this worker should take, or nil. In order of the queue: the first that fits, or the wanted
--- one if it ranks with it. Nothing overtakes a leg that starves and would fit an empty worker.
+-- one if it ranks with it. Nothing overtakes a leg that starves and would fit an empty worker. What could outgrow this
+-- worker is left to larger ones, for the prefill leg too: a later attempt prefills the stream as well.
 local function choose(c, leg, boot, free_tokens, capacity_tokens, wanted)
   -- Who had to retract a request has no room for new ones before it is back. (Nobody retracts from a prefill worker.)
   local only_retracted = redis.call('EXISTS', key(c, 'retracted', boot)) == 1
@@ -374,12 +376,13 @@ local function choose(c, leg, boot, free_tokens, capacity_tokens, wanted)
   for _, id in ipairs(redis.call('ZRANGE', key(c, 'queue', leg), 0, SCAN_LEGS - 1)) do
     local r = read(c, id)
     local needed = r.prompt_tokens + r.tokens + 1
+    local could_outgrow = tonumber(r.limit_tokens) > capacity_tokens
     if only_retracted and class(r) ~= RETRACTED then break end
     if first and class(r) ~= class(first) then break end
-    if needed <= free_tokens then
+    if not could_outgrow and needed <= free_tokens then
       if wanted == '' or id == wanted then return r end
       first = first or r
-    elseif needed <= capacity_tokens and c.now - r[FIELDS_OF[leg] .. 'queued'] > STARVED_MS then
+    elseif not could_outgrow and c.now - r[FIELDS_OF[leg] .. 'queued'] > STARVED_MS then
       break
     end
   end

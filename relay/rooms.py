@@ -70,6 +70,7 @@ class Rooms:
                 s.max_open_requests,
                 s.max_open_bytes,
                 self._result_ttl_ms,
+                len(s.prompt_ids) + s.params.max_tokens,
             )
         except OutOfMemoryError:
             return Submitted(SubmitOutcome.FULL, s.request_id, None)
@@ -112,8 +113,8 @@ class Rooms:
         wanted: str | None = None,
     ) -> Claim | None:
         """Take the leg that comes first among those of at most `free_tokens` tokens (prompt, stream and the
-        next one), or `wanted` if it ranks with that one. None: nothing fits, or an older leg that would fit
-        `capacity_tokens` has the next turn.
+        next one), or `wanted` if it ranks with that one; only requests whose prompt and `max_tokens` fit in
+        `capacity_tokens`. None: nothing fits, or an older leg that would fit an empty worker has the next turn.
 
         `nonce` names this claim: a repeat returns the same leg. `room` is a random 63-bit candidate id for
         PREFILL. BOTH takes what PREFILL takes, without a room.

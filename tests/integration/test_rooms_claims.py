@@ -13,6 +13,7 @@ from tests.integration.scene import (
     LOAD,
     LONG_MS,
     PREFILLED,
+    ROOMY,
     TRANSFER,
     card,
     check_integrity,
@@ -123,6 +124,14 @@ def test_what_fits_nowhere_here_does_not_block(rooms: Rooms) -> None:
     huge, small = submit(rooms, 2_000, SMALL)
     let_wait(rooms, huge, Leg.PREFILL, ms=60_000)
     assert take(rooms, Leg.PREFILL) == small
+
+
+def test_what_could_outgrow_a_worker_is_left_to_larger_ones(rooms: Rooms) -> None:
+    """It would be cut short there, or could not be prefilled again after a crash."""
+    outgrowing, fitting = submit(rooms, ROOMY - 15, ROOMY - 16)  # each asks for 16 more tokens
+    let_wait(rooms, outgrowing, Leg.PREFILL, ms=60_000)
+    assert take(rooms, Leg.PREFILL, free_tokens=ROOMY) == fitting
+    assert take(rooms, Leg.BOTH, free_tokens=ROOMY) is None
 
 
 def test_emitted_tokens_need_room(rooms: Rooms) -> None:
