@@ -26,7 +26,7 @@ def missing(workers: Iterable[WorkerCard]) -> list[Missing]:
 def most_output_tokens(prompt_tokens: int, workers: Sequence[WorkerCard]) -> int:
     """The most output tokens that living workers could hold after this prompt; 0 or less: it fits nowhere.
 
-    A prefill worker needs room for the output too: after a crash or a retraction it prefills prompt and stream.
+    A prefill worker needs room for the output too: after a crash it prefills prompt and stream.
     """
     largest = {
         role: max((worker.capacity_tokens for worker in workers if worker.role == role), default=0)

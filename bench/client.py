@@ -1,5 +1,6 @@
 """A client that measures: one streamed completion at a time, on a thread of its own."""
 
+import itertools
 import json
 import random
 import time
@@ -40,7 +41,7 @@ def stream(client: httpx.Client, prompt: list[int], max_tokens: int) -> Streamed
                 at.append(time.time())
     if len(seen) != max_tokens:
         raise RuntimeError(f"{request_id} ended after {len(seen)} of {max_tokens} tokens")
-    return Streamed(request_id, seen[0] - start, [b - a for a, b in zip(seen, seen[1:])], at)
+    return Streamed(request_id, seen[0] - start, [b - a for a, b in itertools.pairwise(seen)], at)
 
 
 def record(client: httpx.Client, request_id: str) -> dict[str, Any]:

@@ -22,9 +22,12 @@ def run() -> None:
             alone = _phase(system.url, long_prompts=False)
             disturbed = _phase(system.url, long_prompts=True)
         p99_alone, p99_disturbed = percentile(alone, 0.99), percentile(disturbed, 0.99)
-        rows.append((layout, middle(alone), p99_alone, middle(disturbed), p99_disturbed, p99_disturbed / p99_alone))
+        rows.append(
+            (layout, middle(alone), p99_alone, middle(disturbed), p99_disturbed, p99_disturbed / p99_alone)
+        )
     show(
-        f"One stream, {SECONDS:.0f} s, {LONG_TOKENS}-token prompts every {EVERY_S:.0f} s (goal: p99 ratio <= 1.3 with a decode worker)",
+        f"One stream, {SECONDS:.0f} s, {LONG_TOKENS}-token prompts every {EVERY_S:.0f} s "
+        "(goal: p99 ratio <= 1.3 with a decode worker)",
         ("layout", "ITL ms alone", "p99", "ITL ms disturbed", "p99", "p99 ratio"),
         rows,
     )
@@ -38,14 +41,22 @@ def _phase(url: str, long_prompts: bool) -> list[float]:
     def prompts() -> None:
         while not stop.wait(0 if long_prompts else SECONDS):
             with client.connect(url) as http:
-                threading.Thread(target=client.stream, args=(client.connect(url), client.random_prompt(rng, LONG_TOKENS), 1)).start()
+                threading.Thread(
+                    target=client.stream,
+                    args=(client.connect(url), client.random_prompt(rng, LONG_TOKENS), 1),
+                ).start()
                 http.close()
             if stop.wait(EVERY_S):
                 return
 
     with ExitStack() as stack:
         http = stack.enter_context(client.connect(url))
-        body = {"prompt": client.random_prompt(rng, 128), "max_tokens": 4000, "temperature": 0, "ignore_eos": True}
+        body = {
+            "prompt": client.random_prompt(rng, 128),
+            "max_tokens": 4000,
+            "temperature": 0,
+            "ignore_eos": True,
+        }
         request_id = http.post("/v1/requests", json=body).raise_for_status().json()["id"]
         stack.callback(lambda: http.delete(f"/v1/requests/{request_id}"))
         stack.callback(stop.set)

@@ -33,7 +33,8 @@ def _claims(http: "client.httpx.Client", rng: random.Random) -> None:
         time.sleep(0.05)
     step_ms = middle(steps_ms)
     show(
-        f"Hand-over on an idle system, {REQUESTS} requests (goals: claimed <= 10 ms, joined <= one step + 5 ms)",
+        f"Hand-over on an idle system, {REQUESTS} requests "
+        "(goals: claimed <= 10 ms, joined <= one step + 5 ms)",
         ("from - to", "median ms", "p99 ms"),
         [
             ("submit - prefill claimed", middle(claimed_ms), percentile(claimed_ms, 0.99)),
@@ -58,7 +59,8 @@ def _transfers(http: "client.httpx.Client", rng: random.Random) -> None:
         share = 100 * exposed_ms / prefill_ms
         rows.append((tokens, prefill_ms, exposed_ms, share, size / 1e6, pieces))
     show(
-        f"Transfer that compute does not hide, medians of {REPEATS} (goal: <= 10 % of prefill from 1,000 tokens on)",
+        f"Transfer that compute does not hide, medians of {REPEATS} "
+        "(goal: <= 10 % of prefill from 1,000 tokens on)",
         ("prompt tokens", "prefill ms", "exposed ms", "exposed %", "MB", "descriptors"),
         rows,
     )

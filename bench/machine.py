@@ -17,7 +17,9 @@ class Controls(NamedTuple):
 
 
 def name() -> str:
-    models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    models = [
+        line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")
+    ]
     cpu = models[0].split(":")[1].strip() if models else platform.machine()
     return f"{cpu}, {len(os.sched_getaffinity(0))} cores, torch {torch.__version__}"
 

@@ -28,7 +28,9 @@ def run() -> None:
     rows = []
     for name, params in {
         "greedy": SamplingParams(max_tokens=STEPS + 20, temperature=0.0, ignore_eos=True),
-        "temperature 0.8, top-p 0.95": SamplingParams(max_tokens=STEPS + 20, temperature=0.8, top_p=0.95, ignore_eos=True),
+        "temperature 0.8, top-p 0.95": SamplingParams(
+            max_tokens=STEPS + 20, temperature=0.8, top_p=0.95, ignore_eos=True
+        ),
     }.items():
         shape = model.config.kv_shape(BATCH * (CONTEXT_TOKENS + 2 * STEPS) // 16, 16)
         kv = KVPool.allocate(shape, model.dtype, torch.device("cpu"))
@@ -45,7 +47,9 @@ def run() -> None:
         )
         for i in range(BATCH):
             prompt = tuple(1000 + (7 * i + j) % 5000 for j in range(CONTEXT_TOKENS))
-            engine.submit(Prefill(Work(f"leg{i}", f"req{i}", prompt, (), params, arrival_ms=float(i)), relay=False))
+            engine.submit(
+                Prefill(Work(f"leg{i}", f"req{i}", prompt, (), params, arrival_ms=float(i)), relay=False)
+            )
         while engine.stats.prefill_tokens < BATCH * CONTEXT_TOKENS:  # until all of them decode
             engine.step()
         before = engine.stats
@@ -57,7 +61,8 @@ def run() -> None:
         step_ms, plan_ms, forward_ms, sample_ms = per_step
         rows.append((name, step_ms, forward_ms, step_ms - forward_ms, plan_ms, sample_ms))
     show(
-        f"Engine per decode step, batch {BATCH}, context {CONTEXT_TOKENS}, 1 thread (goal: outside forward <= 1 ms greedy)",
+        f"Engine per decode step, batch {BATCH}, context {CONTEXT_TOKENS}, 1 thread "
+        "(goal: outside forward <= 1 ms greedy)",
         ("sampling", "step ms", "forward ms", "outside ms", "of it plan ms", "of it sample ms"),
         rows,
     )

@@ -28,7 +28,17 @@ def run() -> None:
                 first_s = [streamed.first_s for streamed in streams]
                 gaps_ms = [1e3 * gap for streamed in streams for gap in streamed.gaps_s]
                 tokens_s = len(streams) * OUTPUT_TOKENS / seconds
-                rows.append((layout, concurrent, middle(first_s), percentile(first_s, 0.99), middle(gaps_ms), percentile(gaps_ms, 0.99), tokens_s))
+                rows.append(
+                    (
+                        layout,
+                        concurrent,
+                        middle(first_s),
+                        percentile(first_s, 0.99),
+                        middle(gaps_ms),
+                        percentile(gaps_ms, 0.99),
+                        tokens_s,
+                    )
+                )
     show(
         f"Closed loop, {PROMPT_TOKENS} tokens in, {OUTPUT_TOKENS} out, {ROUNDS} requests per client",
         ("layout", "clients", "TTFT s", "p99", "ITL ms", "p99", "tokens/s"),
@@ -42,7 +52,10 @@ def load(url: str, clients: int, rounds: int, seed: int) -> tuple[list[client.St
     def one(number: int) -> list[client.Streamed]:
         rng = random.Random(seed * 1000 + number)
         with client.connect(url) as http:
-            return [client.stream(http, client.random_prompt(rng, PROMPT_TOKENS), OUTPUT_TOKENS) for _ in range(rounds)]
+            return [
+                client.stream(http, client.random_prompt(rng, PROMPT_TOKENS), OUTPUT_TOKENS)
+                for _ in range(rounds)
+            ]
 
     start = time.perf_counter()
     with ThreadPoolExecutor(clients) as threads:

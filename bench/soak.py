@@ -36,7 +36,8 @@ def run() -> None:
         seconds = time.monotonic() - started
         pages_after, memory_after = soak.settled_pages(), soak.memory_mb()
     show(
-        f"{REQUESTS} requests, {soak.cancelled} cancelled, {soak.kills} workers killed, {seconds:.0f} s, outcomes {soak.outcomes}",
+        f"{REQUESTS} requests, {soak.cancelled} cancelled, {soak.kills} workers killed, "
+        f"{seconds:.0f} s, outcomes {soak.outcomes}",
         ("process", "MB before", "MB after"),
         [(name, memory.get(name, float("nan")), memory_after[name]) for name in sorted(memory_after)],
     )
@@ -57,7 +58,10 @@ class Soak:
         self.outcomes: dict[str, int] = {}
 
     def load(self, requests: int, kills: bool) -> None:
-        plans = [(self._rng.randrange(8, 120), self._rng.randrange(4, 16), self._rng.random()) for _ in range(requests)]
+        plans = [
+            (self._rng.randrange(8, 120), self._rng.randrange(4, 16), self._rng.random())
+            for _ in range(requests)
+        ]
         done = 0
         with ThreadPoolExecutor(CLIENTS) as threads:
             for outcome in threads.map(self._one, plans):
@@ -70,7 +74,12 @@ class Soak:
     def _one(self, plan: tuple[int, int, float]) -> str:
         prompt_tokens, max_tokens, chance = plan
         rng = random.Random(chance)
-        body = {"prompt": client.random_prompt(rng, prompt_tokens), "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+        body = {
+            "prompt": client.random_prompt(rng, prompt_tokens),
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+        }
         with client.connect(self._system.url) as http:
             request_id = _accepted(http, body)
             if chance < CANCELLED_SHARE:
@@ -85,7 +94,9 @@ class Soak:
     def _kill(self) -> None:
         """SIGKILL a worker, prefill and decode in turns; the launcher starts the next incarnation."""
         role = ("decode", "prefill")[self.kills % 2]
-        victims = {name: process for name, process in self._system.processes().items() if name.startswith(role)}
+        victims = {
+            name: process for name, process in self._system.processes().items() if name.startswith(role)
+        }
         if victims:
             victims[self._rng.choice(sorted(victims))].send_signal(signal.SIGKILL)
             self.kills += 1
@@ -95,7 +106,9 @@ class Soak:
         deadline = time.monotonic() + SETTLE_S
         while time.monotonic() < deadline:
             cards = self._cards()
-            if len(cards) == 4 and all(card.load.held_pages == card.load.quarantined_pages == 0 for card in cards):
+            if len(cards) == 4 and all(
+                card.load.held_pages == card.load.quarantined_pages == 0 for card in cards
+            ):
                 break
             time.sleep(1)
         return {card.name: (card.load.held_pages, card.load.quarantined_pages) for card in self._cards()}

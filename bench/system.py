@@ -22,14 +22,13 @@ class System:
     def __init__(self, **env: str) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="kvrelay-bench-")
         ports = {"PORT": str(_free_port()), "FLOWER_PORT": str(_free_port())}
-        self._valkey: subprocess.Popen[bytes] | None = None
         self._env = {**os.environ, "VAR_DIR": self._folder.name, "LOG_LEVEL": "WARNING", **ports, **env}
         self.url = f"http://127.0.0.1:{ports['PORT']}"
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "System":
         self._log = (Path(self._folder.name) / "up.log").open("wb")
-        command = [sys.executable, "-m", "app.cli", "up"]
+        command = [str(Path(sys.executable).with_name("kvrelay")), "up"]
         self._process = subprocess.Popen(command, env=self._env, stdout=self._log, stderr=subprocess.STDOUT)
         deadline = time.monotonic() + START_S
         while not self._ready():

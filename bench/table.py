@@ -10,7 +10,13 @@ def show(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) ->
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
     print(f"\n{title}")
     for i, row in enumerate(cells):
-        print("  " + "  ".join(cell.rjust(width) if j else cell.ljust(width) for j, (cell, width) in enumerate(zip(row, widths))))
+        print(
+            "  "
+            + "  ".join(
+                cell.rjust(width) if j else cell.ljust(width)
+                for j, (cell, width) in enumerate(zip(row, widths))
+            )
+        )
         if i == 0:
             print("  " + "  ".join("-" * width for width in widths), flush=True)
 
@@ -26,4 +32,10 @@ def middle(values: Sequence[float]) -> float:
 
 
 def _cell(value: object) -> str:
-    return f"{value:.3g}" if isinstance(value, float) and abs(value) < 1000 else f"{value:.0f}" if isinstance(value, float) else str(value)
+    return (
+        f"{value:.3g}"
+        if isinstance(value, float) and abs(value) < 1000
+        else f"{value:.0f}"
+        if isinstance(value, float)
+        else str(value)
+    )

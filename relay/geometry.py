@@ -38,7 +38,8 @@ class Geometry(NamedTuple):
         ]
         if wrong:
             raise GeometryMismatch(
-                f"KV of the two workers differs: {'; '.join(wrong)}. Start both with the same MODEL, DTYPE and PAGE_SIZE."
+                f"KV of the two workers differs: {'; '.join(wrong)}. "
+                "Start both with the same MODEL, DTYPE and PAGE_SIZE."
             )
 
     def to_json(self) -> str:

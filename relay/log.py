@@ -18,7 +18,8 @@ def event(logger: logging.Logger, name: str, level: int = logging.INFO, **fields
 
 def configure(level: str | None = None) -> None:
     """Send this process's logs to stderr at `LOG_LEVEL` (default INFO)."""
-    logging.basicConfig(stream=sys.stderr, format=FORMAT, level=level or os.environ.get("LOG_LEVEL", "INFO"), force=True)
+    level = level or os.environ.get("LOG_LEVEL", "INFO")
+    logging.basicConfig(stream=sys.stderr, format=FORMAT, level=level, force=True)
 
 
 def _show(value: Any) -> str:

@@ -114,7 +114,7 @@ class Rooms:
     ) -> Claim | None:
         """Take the leg that comes first among those of at most `free_tokens` tokens (prompt, stream and the
         next one), or `wanted` if it ranks with that one; only requests whose prompt and `max_tokens` fit in
-        `capacity_tokens`. None: nothing fits, or an older leg that would fit an empty worker has the next turn.
+        `capacity_tokens`. None: nothing fits, or an older leg that fits an empty worker has the next turn.
 
         `nonce` names this claim: a repeat returns the same leg. `room` is a random 63-bit candidate id for
         PREFILL. BOTH takes what PREFILL takes, without a room.

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field
 class SamplingParams:
     """Validated by the gateway, carried in the request record, applied by the sampler.
 
-    `temperature` 0 is greedy. `top_k` 0 and `top_p` 1 keep all tokens. `logprobs` is the number of alternatives to
-    report per token (0: only the chosen one, None: nothing). `max_tokens` counts output tokens over all attempts.
-    The random draw at output position p depends on (`seed`, p) alone.
+    `temperature` 0 is greedy. `top_k` 0 and `top_p` 1 keep all tokens. `logprobs` is the number of
+    alternatives to report per token (0: only the chosen one, None: nothing). `max_tokens` counts output
+    tokens over all attempts. The random draw at output position p depends on (`seed`, p) alone.
     """
 
     max_tokens: int

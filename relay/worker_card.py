@@ -33,7 +33,8 @@ class Incarnation(NamedTuple):
 
 
 class Load(NamedTuple):
-    """Sent with each renewal. `slots`: how many more legs the worker could claim now; `free_tokens`: how long one may be."""
+    """Sent with each renewal. `slots`: how many more legs the worker could claim now; `free_tokens`: how long
+    one may be."""
 
     slots: int
     free_tokens: int
@@ -46,7 +47,8 @@ class Load(NamedTuple):
 
 
 class WorkerCard(NamedTuple):
-    """Published under the worker's boot id; gone 10 s after the last renewal. `role` is prefill, decode or unified."""
+    """Published under the worker's boot id; gone 10 s after the last renewal. `role`: prefill, decode or
+    unified."""
 
     incarnation: Incarnation
     name: str
@@ -75,5 +77,5 @@ def start_ticks(pid: int) -> int | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     fields = stat[stat.rindex(")") + 2 :].split()
-    # A killed process is a zombie at once, while a thread of it may still be inside a system call that writes.
+    # A killed process is a zombie at once; a thread of it may still be inside a system call that writes.
     return None if fields[0] in "ZX" and len(threads) <= 1 else int(fields[19])

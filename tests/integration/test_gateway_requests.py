@@ -453,10 +453,11 @@ def test_ready_says_what_is_missing(gateway: GatewayProcess, rooms: Rooms) -> No
 
 
 def test_what_no_living_pool_can_hold_is_refused(gateway: GatewayProcess, rooms: Rooms) -> None:
-    with ScriptedWorker(rooms, "prefill", 64), ScriptedWorker(rooms, "decode", 96):
+    """A prefill worker must hold the output too: a later attempt prefills prompt and stream."""
+    with ScriptedWorker(rooms, "prefill", 96), ScriptedWorker(rooms, "decode", 128):
         fits = gateway.call("POST", "/v1/requests", {"prompt": [1] * 63, "max_tokens": 33})
         assert fits.status == 202
-        for prompt, output in ((64, 1), (63, 34)):
+        for prompt, output in ((96, 1), (63, 34)):
             reply = gateway.call("POST", "/v1/requests", {"prompt": [1] * prompt, "max_tokens": output})
             assert shape_of_error(reply) == (400, "exceeds_kv_capacity")
 

@@ -29,8 +29,9 @@ class Work(NamedTuple):
 
 
 class Prefill(NamedTuple):
-    """Compute prompt ⧺ emitted and sample the next token. With `relay` the engine then holds the pages until Drop
-    (answers Admitted, layer groups, Prefilled); without, it goes on decoding (a unified worker)."""
+    """Compute prompt ⧺ emitted and sample the next token. With `relay` the engine then holds the pages
+    until Drop (answers Admitted, layer groups, Prefilled); without, it goes on decoding (a unified
+    worker)."""
 
     work: Work
     relay: bool
@@ -45,16 +46,16 @@ class Reserve(NamedTuple):
 
 
 class Prebuilt(NamedTuple):
-    """The reserved pages of `work.key` hold the KV of prompt ⧺ emitted; `first` was sampled by the prefill worker.
-    Joins the batch without a forward pass; `first` is reported as its first token."""
+    """The reserved pages of `work.key` hold the KV of prompt ⧺ emitted; `first` was sampled by the
+    prefill worker. Joins the batch without a forward pass; `first` is reported as its first token."""
 
     work: Work
     first: Sampled
 
 
 class Drop(NamedTuple):
-    """The leg is over, whatever it was doing; unknown keys are ignored. Its pages are freed (whole computed ones stay
-    cached), or with `quarantine` put aside under that room until Proven."""
+    """The leg is over, whatever it was doing; unknown keys are ignored. Its pages are freed (whole
+    computed ones stay cached), or with `quarantine` put aside under that room until Proven."""
 
     key: str
     quarantine: int | None = None
@@ -77,7 +78,8 @@ Command = Prefill | Reserve | Prebuilt | Drop | Proven | Stop
 
 
 class Admitted(NamedTuple):
-    """Pages of the whole prompt are held: `pages` in order of position, the first `cached_tokens` tokens already computed."""
+    """Pages of the whole prompt are held: `pages` in order of position, the first `cached_tokens` tokens
+    already computed."""
 
     key: str
     pages: tuple[int, ...]
@@ -111,7 +113,8 @@ class Retracted(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The leg cannot go on, and trying again would not help: fail its request. Pages it has are held until Drop."""
+    """The leg cannot go on, and trying again would not help: fail its request. Pages it has are held
+    until Drop."""
 
     key: str
     reason: str
@@ -131,7 +134,8 @@ Event = LegEvent | Crashed
 
 
 class Computed(NamedTuple):
-    """Layers [first_layer, last_layer) of the pages at [first_page, last_page) of the leg's page list are complete."""
+    """Layers [first_layer, last_layer) of the pages at [first_page, last_page) of the leg's page list
+    are complete."""
 
     key: str
     first_layer: int
@@ -149,8 +153,9 @@ class Ending(StrEnum):
 
 
 class Produced(NamedTuple):
-    """The next token of a leg; `position` counts output tokens over all attempts from 0. With `ending` it is the last:
-    the engine has released the leg's pages. `stop_token` is the stop token id that matched (None for EOS)."""
+    """The next token of a leg; `position` counts output tokens over all attempts from 0. With `ending`
+    it is the last: the engine has released the leg's pages. `stop_token` is the stop token id that
+    matched (None for EOS)."""
 
     key: str
     position: int
@@ -163,7 +168,8 @@ class Produced(NamedTuple):
 
 
 class Headroom(NamedTuple):
-    """Replaced as a whole after each step. `free_tokens`: what a new leg may need now, after the reserve for running ones."""
+    """Replaced as a whole after each step. `free_tokens`: what a new leg may need now, after the reserve
+    for running ones."""
 
     free_tokens: int
     capacity_tokens: int
@@ -174,7 +180,7 @@ class Headroom(NamedTuple):
     held_pages: int
     quarantined_pages: int
     total_pages: int
-    admitted: int  # count of Prefill and Reserve commands seen so far: what the control thread sent beyond it is not in here yet
+    admitted: int  # Prefill and Reserve commands seen so far: what was sent beyond it is not in here yet
 
 
 class Heartbeat(NamedTuple):
