@@ -1,5 +1,6 @@
 """Progress on a terminal: one line that changes in place, or plain lines where there is no terminal."""
 
+import shutil
 import sys
 import time
 from typing import TextIO
@@ -23,7 +24,8 @@ class Display:
         if self._live:
             self._turn += 1
             seconds = time.monotonic() - self._started
-            self._write(f"{_CLEAR}{_SPIN[self._turn % len(_SPIN)]} {text} ({seconds:.0f} s)"[:200])
+            shown = f"{_SPIN[self._turn % len(_SPIN)]} {seconds:.0f} s  {text}"
+            self._write(_CLEAR + shown[: shutil.get_terminal_size().columns - 1])
         elif text != self._step:
             self._write(f"{text}\n")
         self._step = text

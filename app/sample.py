@@ -21,19 +21,19 @@ class Sample(NamedTuple):
         return str(self.record["text"]).strip()
 
     @property
-    def timings(self) -> str:
+    def timings(self) -> dict[str, str]:
         """Where the time went, leg by leg; what did not happen is left out."""
         ledger, usage = self.record["ledger"], self.record["usage"]
-        transfer = ledger["transfer"]
-        parts = [
-            ("queued", ledger["queued"], ""),
-            ("prefill", ledger["prefill"], f" for {usage['prompt_tokens']} tokens"),
-            ("transfer", transfer and transfer["exposed_ms"], f" for {_kb(transfer)} kB of KV"),
-            ("admit", ledger["admit"], ""),
-            ("decode", ledger["decode"], f" for {usage['completion_tokens']} tokens"),
-            ("total", ledger["total"], ""),
-        ]
-        return ", ".join(f"{name} {ms:.1f} ms{what}" for name, ms, what in parts if ms is not None)
+        transfer = ledger["transfer"] or {"exposed_ms": None, "bytes": 0}
+        kv = f" beyond prefill, for {transfer['bytes'] // 1000} kB of KV"
+        parts = {
+            "queue": (ledger["queued"], ""),
+            "prefill": (ledger["prefill"], f" for {usage['prompt_tokens']} tokens"),
+            "transfer": (transfer["exposed_ms"], kv),
+            "decode": (ledger["decode"], f" for {usage['completion_tokens']} tokens"),
+            "total": (ledger["total"], ""),
+        }
+        return {name: f"{ms:7.1f} ms{what}" for name, (ms, what) in parts.items() if ms is not None}
 
 
 class SampleFailed(Exception):
@@ -67,7 +67,3 @@ def _call(url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         raise SampleFailed(error.read().decode(errors="replace")) from error
     except OSError as error:
         raise SampleFailed(str(error)) from error
-
-
-def _kb(transfer: dict[str, Any] | None) -> int:
-    return transfer["bytes"] // 1000 if transfer else 0

@@ -192,7 +192,8 @@ class Launcher:
             say()
             say(f"  question  {QUESTION}")
             say(f"  answer    {sample.answer}")
-            say(f"  timings   {sample.timings}")
+            for leg, time_spent in sample.timings.items():
+                say(f"  {leg:8}{time_spent}")
         say()
         say(f"  API       {self._gateway_url}/v1   (OpenAI clients: base_url)")
         say(f"  Flower    {self._flower_url}")

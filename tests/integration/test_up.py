@@ -87,7 +87,8 @@ def test_up_serves_heals_and_leaves_nothing(up: Callable[..., Up]) -> None:
     launcher = up()
     launcher.says("Ctrl-C stops everything.")
     assert "primary colors are" in launcher.said()
-    assert re.search(r"prefill [\d.]+ ms for \d+ tokens, transfer [\d.]+ ms", launcher.said())
+    for leg in ("prefill", "transfer", "decode", "total"):
+        assert re.search(rf"^  {leg} +[\d.]+ ms", launcher.said(), re.MULTILINE)
 
     doomed = until(lambda: launcher.pid("decode-1"), "the decode worker is found")
     os.kill(doomed, signal.SIGKILL)
