@@ -1,5 +1,6 @@
 """`kvrelay up` as a user runs it: what it says, what it starts, and that nothing is left."""
 
+import json
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from app.sample import ask
 from relay.model_file import default_model_path
 from tests.processes import inside, marked, until
 from tests.servers import free_port
@@ -26,7 +28,8 @@ class Up:
         self.mark = f"VAR_DIR={self.var}"
         self.output = folder / "output"
         self.url = f"http://127.0.0.1:{free_port()}"
-        ports = {"PORT": self.url.rpartition(":")[2], "FLOWER_PORT": str(free_port())}
+        self.flower_url = f"http://127.0.0.1:{free_port()}"
+        ports = {"PORT": self.url.rpartition(":")[2], "FLOWER_PORT": self.flower_url.rpartition(":")[2]}
         clean = {name: value for name, value in os.environ.items() if name not in ("REDIS_URL", "BROKER_URL")}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "app.cli", "up"],
@@ -59,6 +62,12 @@ class Up:
                 return pid
         return None
 
+    def in_flower(self, request_id: str) -> dict[str, str]:
+        """The states in which Flower shows the tasks of a request, by task name."""
+        with urllib.request.urlopen(f"{self.flower_url}/api/tasks", timeout=5) as response:
+            tasks = json.load(response)
+        return {t["name"]: t["state"] for task_id, t in tasks.items() if task_id.startswith(request_id)}
+
     def ready(self) -> bool:
         try:
             with urllib.request.urlopen(f"{self.url}/ready", timeout=5):
@@ -89,6 +98,10 @@ def test_up_serves_heals_and_leaves_nothing(up: Callable[..., Up]) -> None:
     assert "primary colors are" in launcher.said()
     for leg in ("prefill", "transfer", "decode", "total"):
         assert re.search(rf"^  {leg} +[\d.]+ ms", launcher.said(), re.MULTILINE)
+
+    done = {"kvrelay.prefill": "SUCCESS", "kvrelay.decode": "SUCCESS"}
+    asked = ask(launcher.url).record["id"]
+    until(lambda: launcher.in_flower(asked) == done, "Flower shows both legs")
 
     doomed = until(lambda: launcher.pid("decode-1"), "the decode worker is found")
     os.kill(doomed, signal.SIGKILL)
