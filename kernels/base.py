@@ -85,6 +85,13 @@ class Kernels(Protocol):
         """`x @ weight.T + bias` for x `[T, in]`, weight `[out, in]`, bias `[out]`: `[T, out]`."""
         ...
 
+    def logits(self, x: Tensor, head: Tensor) -> Tensor:
+        """`x @ head.T` for x `[R, hidden]`, head `[vocab, hidden]`: float32 `[R, vocab]`.
+
+        The highest ones of a row are as exact as float32 sums: rounded to bfloat16, the best tokens tie.
+        """
+        ...
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Normalize the last axis of x by its root mean square, times weight; float32 inside."""
         ...

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kernels.base import AttentionBatch
 
+_EXACT_LOGITS = 64
 _SHORT_CONTEXT_TOKENS = 256  # decode rows up to here share a group whatever their length
 
 
@@ -101,6 +102,18 @@ class ReferenceKernels:
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.linear(x, weight, bias)
+
+    def logits(self, x: Tensor, head: Tensor) -> Tensor:
+        if x.dtype is torch.float32:
+            return F.linear(x, head)
+        if x.is_cuda:
+            return torch.mm(x, head.T, out_dtype=torch.float32)
+        # On a CPU torch has no float32 result of a product in 16 bits, and widening the head takes three times
+        # as long: only those that may be chosen are computed again.
+        logits = F.linear(x, head).float()
+        highest = logits.topk(min(_EXACT_LOGITS, len(head)), sorted=False).indices
+        exact = torch.bmm(head[highest].float(), x.float().unsqueeze(2)).squeeze(2)
+        return logits.scatter_(1, highest, exact)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return F.rms_norm(x, weight.shape, weight, eps)

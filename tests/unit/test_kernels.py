@@ -198,3 +198,23 @@ def test_gated_activation_linear_and_embedding(kernels: Kernels) -> None:
 def test_unknown_kernels_are_named() -> None:
     with pytest.raises(ValueError, match="reference"):
         load_kernels("abacus")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("vocab", [40, 5001])
+def test_the_highest_logits_are_exact(kernels: Kernels, dtype: torch.dtype, vocab: int) -> None:
+    """Rounded to 16 bits the best tokens of a large vocabulary tie, and greedy text goes wrong."""
+    generator = torch.Generator().manual_seed(vocab)
+    x = torch.randn(3, 64, generator=generator).to(dtype)
+    head = torch.randn(vocab, 64, generator=generator).to(dtype)
+    expected = x.double() @ head.double().T
+    found = kernels.logits(x, head)
+    assert found.dtype is torch.float32
+    torch.testing.assert_close(found.double(), expected, rtol=2**-7, atol=0.1)
+    best = expected.topk(8).indices
+    torch.testing.assert_close(found.double().gather(1, best), expected.gather(1, best), rtol=1e-5, atol=1e-4)
+
+
+def test_no_rows_no_logits(kernels: Kernels) -> None:
+    head = torch.ones(100, 8, dtype=torch.bfloat16)
+    assert kernels.logits(torch.empty(0, 8, dtype=torch.bfloat16), head).shape == (0, 100)

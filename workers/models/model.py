@@ -108,7 +108,7 @@ class Model:
             x, residual = kernels.add_rms_norm(x, residual, next_norm, eps)
             if on_layer is not None:
                 on_layer(i)
-        return kernels.linear(x[logit_rows], self._head).float()
+        return kernels.logits(x[logit_rows], self._head)
 
     def _attend(
         self, layer: Layer, x: Tensor, positions: Tensor, layer_kv: Tensor, plan: Plan, window: int | None
