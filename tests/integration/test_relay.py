@@ -1,0 +1,324 @@
+"""The whole relay with the real model: the same text as one worker and as transformers, whatever happens."""
+
+import random
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from app.admission import most_output_tokens
+from relay.request import Leg, Ring, State
+from relay.settings import Settings
+from relay.tokenizer import Tokenizer
+from tests.models import default_model_in_transformers
+from tests.processes import until
+from tests.relay_rig import Relay, tiny_model
+from tests.servers import RedisServer, valkey_binary
+
+MODEL = Settings.from_env({}).model_path
+LONG = 1_500  # tokens: more than a second of prefill
+
+WORDS = (
+    "river", "engine", "window", "small", "green", "letter", "morning", "teacher", "running", "under",
+    "yesterday", "before", "seven", "bright", "kitchen", "question", "because", "paper", "silent", "north",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with RedisServer(valkey_binary(), tmp_path_factory.mktemp("valkey")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def make(server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Relay]]:
+    made: list[Relay] = []
+    folder = tmp_path_factory.mktemp("relay")
+
+    def make(model: str, *roles: str, **env: str) -> Relay:
+        made.append(Relay(server, folder, model, **env))
+        made[-1].start(*roles)
+        return made[-1]
+
+    yield make
+    for relay in made:
+        relay.close()
+
+
+@pytest.fixture(scope="module")
+def systems(make: Callable[..., Relay]) -> tuple[Relay, Relay]:
+    """A prefill and a decode worker, and a unified one of another name."""
+    pair = make("relayed", "prefill", "decode")
+    alone = make("alone", "unified")
+    pair.ready()
+    alone.ready()
+    return pair, alone
+
+
+@pytest.fixture(scope="module")
+def pair(systems: tuple[Relay, Relay]) -> Relay:
+    return systems[0]
+
+
+@pytest.fixture(scope="module")
+def alone(systems: tuple[Relay, Relay]) -> Relay:
+    return systems[1]
+
+
+@pytest.fixture(autouse=True)
+def _idle_after(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Whatever a test did, no page and no task of the pair is left."""
+    yield
+    if "pair" in request.fixturenames:
+        pair: Relay = request.getfixturevalue("pair")
+        until(pair.free, "every page is free or cached")
+        assert pair.tasks() == set()
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.load(MODEL)
+
+
+@pytest.fixture(scope="module")
+def words(tokenizer: Tokenizer) -> Callable[[int, int], tuple[int, ...]]:
+    """A prompt of `tokens` tokens, drawn by `seed`."""
+
+    def words(tokens: int, seed: int = 0) -> tuple[int, ...]:
+        draw = random.Random(seed)
+        text = " ".join(draw.choices(WORDS, k=2 * tokens))
+        return tuple(tokenizer.encode(text, add_special_tokens=False))[:tokens]
+
+    return words
+
+
+Words = Callable[..., tuple[int, ...]]
+
+
+def greedy(prompt: tuple[int, ...], tokens: int) -> tuple[int, ...]:
+    """What transformers answers."""
+    model: Any = default_model_in_transformers()
+    ids = torch.tensor([prompt])
+    with torch.inference_mode():
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False)
+    return tuple(out[0, len(prompt) :].tolist())
+
+
+# ---- the same text
+
+
+@pytest.mark.parametrize("tokens", [1, 15, 16, 17, 63, 64, 65, 150])
+def test_relayed_text_is_the_text_of_one_worker_and_of_transformers(
+    pair: Relay, alone: Relay, words: Words, tokens: int
+) -> None:
+    prompt = words(tokens, seed=tokens)
+    relayed, unified = pair.submit(prompt), alone.submit(prompt)
+    answer = pair.wait(relayed)
+    assert answer == alone.wait(unified)
+    assert answer.end.state is State.FINISHED
+    assert answer.tokens == greedy(prompt, 16)[: len(answer.tokens)]
+    assert pair.record(relayed).timings.transfer_bytes > 0
+
+
+def test_a_cached_prefix_changes_no_text(pair: Relay, alone: Relay, words: Words) -> None:
+    begin = words(80, seed=100)
+    first = pair.ask(begin + words(20, seed=101))
+    for end in (words(20, seed=101), words(30, seed=102), ()):
+        request_id = pair.submit(begin + end)
+        answer = pair.wait(request_id)
+        assert answer == alone.ask(begin + end)
+        assert pair.record(request_id).cached_tokens >= 64
+        assert end != words(20, seed=101) or answer == first
+
+
+def test_sampling_is_the_same_on_any_worker(pair: Relay, alone: Relay, words: Words) -> None:
+    prompt = words(40, seed=7)
+    how: dict[str, Any] = {"temperature": 1.0, "top_p": 0.95, "seed": 1234, "max_tokens": 16, "logprobs": 0}
+    ids = pair.submit(prompt, **how), pair.submit(prompt, **how)
+    unified = alone.ask(prompt, **how)
+    for request_id in ids:
+        answer = pair.wait(request_id)
+        assert answer.tokens == unified.tokens
+        assert answer.logprobs == pytest.approx(unified.logprobs, abs=1e-3)
+        assert len(answer.logprobs) == len(answer.tokens)
+    assert pair.ask(prompt, **how | {"seed": 1235}).tokens != unified.tokens
+
+
+def test_many_at_once_are_as_one_by_one(pair: Relay, words: Words) -> None:
+    prompts = [words(tokens, seed=200 + i) for i, tokens in enumerate((5, 33, 64, 100) * 4)]
+    ids = [pair.submit(prompt, max_tokens=8) for prompt in prompts]
+    together = [pair.wait(request_id).tokens for request_id in ids]
+    assert together[::3] == [pair.ask(prompt, max_tokens=8).tokens for prompt in prompts[::3]]
+
+
+def test_where_a_request_ends(pair: Relay, alone: Relay, tokenizer: Tokenizer, words: Words) -> None:
+    prompt = words(30, seed=30)
+    free = pair.ask(prompt, ignore_eos=True)
+    assert len(free.tokens) == 16
+
+    assert pair.ask(prompt, max_tokens=1).tokens == free.tokens[:1]
+    stop = free.text[6:12]  # across tokens
+    stopped = pair.ask(prompt, stop=(stop,), ignore_eos=True)
+    assert stopped == alone.ask(prompt, stop=(stop,), ignore_eos=True)
+    assert (stopped.text, stopped.end.stop_reason) == (free.text[: free.text.index(stop)], stop)
+
+    eos = min(tokenizer.eos_ids)
+    first_is_end = {"logit_bias": {eos: 100.0}}
+    ended = pair.ask(prompt, **first_is_end)
+    assert (ended.tokens, ended.end.finish_reason) == ((eos,), "stop")
+    later = pair.ask(prompt, min_tokens=5, stop_token_ids=(free.tokens[0],))
+    assert later == alone.ask(prompt, min_tokens=5, stop_token_ids=(free.tokens[0],))
+    assert len(later.tokens) >= 5
+
+
+# ---- what an operator sees
+
+
+def test_the_ledger_of_a_request_is_complete_and_ordered(pair: Relay, words: Words) -> None:
+    request_id = pair.submit(words(100, seed=40))
+    pair.wait(request_id)
+    t = pair.record(request_id).timings
+    assert 0 < t.submitted <= t.claimed <= t.prefill_start < t.prefill_end <= t.ready <= t.first_token
+    assert t.first_token <= t.ended
+    assert t.claimed <= t.decode_claimed <= t.published <= t.ready
+    # float32: K and V of 30 layers, 3 heads of 64, for 7 pages of 16 tokens
+    assert t.transfer_bytes == 2 * 4 * 30 * 3 * 64 * 7 * 16
+    assert 0 < t.transfer_us < 1e6
+    assert t.transfer_descriptors > 0
+
+
+def test_running_legs_are_running_tasks(pair: Relay, words: Words) -> None:
+    request_id = pair.submit(words(20, seed=41), max_tokens=2_000, ignore_eos=True)
+    pair.reaches(request_id, lambda record: record.completion_tokens, "it decodes")
+    assert pair.tasks() == {("kvrelay.decode", request_id)}
+    pair.rooms.cancel(request_id)
+
+
+def test_terminate_in_flower_cancels_the_request(pair: Relay, words: Words) -> None:
+    request_id = pair.submit(words(20, seed=42), max_tokens=2_000, ignore_eos=True)
+    pair.reaches(request_id, lambda record: record.completion_tokens, "it decodes")
+    (task,) = [task for tasks in pair.inspect("active").values() for task in tasks]
+    pair.app.control.revoke(task["id"], terminate=True)
+    assert pair.wait(request_id).end.state is State.CANCELLED
+    until(pair.free, "its pages are free", 1.0)
+
+
+# ---- cancel, wherever a request is
+
+
+def cancelled(pair: Relay, request_id: str) -> None:
+    record = pair.rooms.cancel(request_id)
+    assert record is not None
+    assert record.state is State.CANCELLED
+    until(pair.free, "every page is free or cached", 1.0)
+    assert pair.record(request_id).state is State.CANCELLED
+
+
+def test_cancel_while_it_is_queued(pair: Relay, words: Words) -> None:
+    request_id = pair.submit(words(20, seed=50), ring=False)
+    cancelled(pair, request_id)
+    pair.ring(Ring(Leg.PREFILL, request_id))
+    until(lambda: pair.tasks() == set(), "its doorbell finds nothing")
+
+
+def test_cancel_while_it_is_computed_and_its_pages_are_published(pair: Relay, words: Words) -> None:
+    request_id = pair.submit(words(LONG, seed=51))
+    pair.reaches(request_id, lambda record: record.timings.published, "its pages are published")
+    assert pair.record(request_id).state is State.PREFILL
+    cancelled(pair, request_id)
+
+
+def test_cancel_while_it_waits_for_a_decode_worker(pair: Relay, words: Words) -> None:
+    decode = next(worker for worker in pair.workers if worker.role == "decode")
+    decode.send(signal.SIGSTOP)
+    try:
+        request_id = pair.submit(words(20, seed=52))
+        pair.reaches(request_id, lambda record: record.state is State.PREFILL, "it is claimed")
+        until(lambda: pair.rooms.waiting(Leg.DECODE).legs == 1, "its decode leg waits")
+        assert pair.rooms.cancel(request_id)
+    finally:
+        decode.send(signal.SIGCONT)
+    until(pair.free, "every page is free or cached")
+
+
+def test_cancel_while_it_decodes(pair: Relay, words: Words) -> None:
+    request_id = pair.submit(words(20, seed=53), max_tokens=2_000, ignore_eos=True)
+    pair.reaches(request_id, lambda record: record.completion_tokens > 3, "it decodes")
+    cancelled(pair, request_id)
+
+
+# ---- workers that come, go, do not fit, or are full
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("models") / "tiny", max_position_embeddings=1024)
+
+
+def test_workers_may_come_late_and_two_models_do_not_mix(
+    pair: Relay, make: Callable[..., Relay], tiny: Path, words: Words
+) -> None:
+    late = make("tiny", MODEL=str(tiny))
+    prompt = tuple(range(5, 45))
+    waits = late.submit(prompt, ignore_eos=True)
+    here = pair.submit(words(30, seed=60))
+    assert pair.wait(here).end.state is State.FINISHED
+    assert late.record(waits).state is State.QUEUED
+    late.start("prefill", "decode")
+    answer = late.wait(waits)
+    assert late.rooms.record(here) is None
+    assert len(answer.tokens) == 16
+
+    # A worker that leaves under load: nothing is lost, and no attempt is counted.
+    prefill, decode = late.workers
+    ids = [late.submit(prompt[i:], max_tokens=100, ignore_eos=True) for i in range(8)]
+    late.reaches(ids[0], lambda record: record.completion_tokens, "it decodes")
+    late.start("prefill", "decode")
+    late.ready()
+    assert late.stop(decode) == 0
+    assert late.stop(prefill) == 0
+    for request_id in ids:
+        assert len(late.wait(request_id).tokens) == 100
+        assert late.record(request_id).attempts == 1
+    assert late.ask(prompt, ignore_eos=True).tokens == answer.tokens
+
+
+def test_a_small_pool_retracts_and_the_texts_stay_the_same(make: Callable[..., Relay], tiny: Path) -> None:
+    small = make("small", "prefill", MODEL=str(tiny))
+    small.start("decode", KV_POOL_TOKENS="256", RESERVE_TOKENS="16")
+    small.ready()
+    prompts = [tuple(range(5 + i, 37 + i)) for i in range(6)]
+    how: dict[str, Any] = {"max_tokens": 100, "ignore_eos": True}
+    alone = [small.ask(prompt, **how).tokens for prompt in prompts]
+    ids = [small.submit(prompt, **how) for prompt in prompts]
+    assert [small.wait(request_id).tokens for request_id in ids] == alone
+    assert sum(small.record(request_id).retractions for request_id in ids) > 0
+    assert [small.record(request_id).attempts for request_id in ids] == [1] * 6
+    until(small.free, "every page is free or cached")
+
+    # 300 tokens fit the prefill worker and no decode worker: the gateway refuses, and no worker claims.
+    assert most_output_tokens(300, small.cards()) < 0
+    too_big = small.submit((5,) * 300)
+    small.reaches(too_big, lambda record: record.state is State.PREFILL, "its prefill leg is claimed")
+    assert small.ask(prompts[0], max_tokens=1).tokens == alone[0][:1]
+    assert small.rooms.waiting(Leg.DECODE).legs == 1
+    small.rooms.cancel(too_big)
+    until(small.free, "every page is free or cached")
+
+
+@pytest.mark.parametrize(("setting", "value"), [("PAGE_SIZE", "32"), ("DTYPE", "bfloat16")])
+def test_workers_that_differ_fail_the_request_and_live_on(
+    make: Callable[..., Relay], tiny: Path, setting: str, value: str
+) -> None:
+    differ = make(f"differ-{setting}", "prefill", MODEL=str(tiny))
+    differ.start("decode", **{setting: value})
+    differ.ready()
+    answer = differ.ask(tuple(range(5, 45)))
+    assert (answer.end.state, answer.end.error_code) == (State.FAILED, "geometry_mismatch")
+    assert setting.lower() in str(answer.end.error_message)
+    until(differ.free, "every page is free or cached")
+    assert len(differ.cards()) == 2
+    differ.close()
