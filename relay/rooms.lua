@@ -29,6 +29,7 @@ local MAIL_TTL_MS = 60000
 local WORKER_TTL_MS = 10000
 local ENDED_ROOM_TTL_MS = 600000
 local IDEMPOTENCY_TTL_MS = 86400000
+local MOST_ERRORS = 3           -- what is wrong in itself is not tried for ever
 local REAP_BATCH = 256          -- how much one reap call does at most, so that it never stalls the server
 
 -- A unified worker's claim on both legs is kept as one on the decode leg, without a room.
@@ -79,8 +80,8 @@ end
 
 -- What transitions look at. Parameters and texts stay in Redis: they may be long.
 local LOOKED_AT = {
-  'state', 'attempt', 'solo', 'fence', 'room', 'prompt_tokens', 'tokens', 'limit_tokens', 'retractions', 'requeues', 'requeue_why',
-  'submitted', 'first_token', 'bytes', 'result_ttl_ms', 'retracted_by',
+  'state', 'attempt', 'solo', 'fence', 'room', 'prompt_tokens', 'tokens', 'limit_tokens', 'retractions', 'requeues',
+  'requeue_why', 'errors', 'submitted', 'first_token', 'bytes', 'result_ttl_ms', 'retracted_by',
   'p_boot', 'p_fence', 'p_nonce', 'p_queued', 'd_boot', 'd_fence', 'd_nonce', 'd_queued',
 }
 local OF_ONE_ATTEMPT = {
@@ -527,6 +528,13 @@ local function release(keys, args)
   local c = enter(keys)
   local r, leg = owned(c, args)
   if not r then return STALE end
+  if args[5] == 'error' then
+    write(c, r, { errors = (r.errors or 0) + 1 })
+    if tonumber(r.errors) >= MOST_ERRORS then
+      fail_request(c, r, 'corrupted', 'KV or output of this request was wrong each time: see the logs of the workers.', leg)
+      return done(c)
+    end
+  end
   if args[5] == 'retract' and r.state ~= 'prefill' then
     redis.call('SADD', key(c, 'retracted', r.d_boot), r.id)
     write(c, r, { retractions = r.retractions + 1, retracted_by = r.d_boot })

@@ -188,8 +188,10 @@ class DecodeLegs(Legs):
                 self._remove(leg)
                 self._desk.done(leg.task, outcome.reason)
                 log_event(log, "finished", request=leg.claimed.hold.request_id, reason=outcome.reason)
-            case Lost():
+            case Lost(error=None):
                 self._lose(leg, "lost")
+            case Lost():
+                self._give_back(leg, Why.ERROR)
             case Closed():
                 assert leg.why is not None
                 self._give_back(leg, leg.why)

@@ -13,7 +13,7 @@ from relay.redis_client import AWAY
 from relay.request import Claimed
 from relay.rooms import Rooms
 from relay.tokenizer import Tokenizer
-from workers.engine.messages import Produced
+from workers.engine.messages import Crashed, Produced
 from workers.outbox import Outbox
 
 log = logging.getLogger(__name__)
@@ -52,9 +52,10 @@ class Finished(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """The leg is no longer ours, or its tokens do not add up: drop it."""
+    """The leg is no longer ours: drop it. With `error` it is ours, and cannot go on here: give it back."""
 
     key: str
+    error: str | None = None
 
 
 class Closed(NamedTuple):
@@ -73,7 +74,9 @@ class OutputThread:
     since its position names it. `on_outcome` is called on this thread.
     """
 
-    def __init__(self, rooms: Rooms, tokenizer: Tokenizer, on_outcome: Callable[[Outcome], None]) -> None:
+    def __init__(
+        self, rooms: Rooms, tokenizer: Tokenizer, on_outcome: Callable[[Outcome | Crashed], None]
+    ) -> None:
         self._rooms = rooms
         self._tokenizer = tokenizer
         self._on_outcome = on_outcome
@@ -98,6 +101,13 @@ class OutputThread:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
+        try:
+            self._loop()
+        except Exception as error:
+            log.exception("output_crashed")
+            self._on_outcome(Crashed(error))
+
+    def _loop(self) -> None:
         while self._stop_at is None or (self._pending and time.monotonic() < self._stop_at):
             self._receive()
             if time.monotonic() >= self._retry_at:
@@ -197,9 +207,9 @@ class OutputThread:
     # How a leg ends
 
     def _lose(self, key: str, error: Exception) -> None:
-        """The leg cannot go on here. Dropped by its owner, it goes back to its queue at the next renewal."""
-        event(log, "output_lost", logging.ERROR, leg=key, error=repr(error))
-        self._end(Lost(key))
+        told = f"{type(error).__name__}: {error}"
+        event(log, "output_lost", logging.ERROR, leg=key, error=told)
+        self._end(Lost(key, told))
 
     def _end(self, outcome: Outcome) -> None:
         self._outboxes.pop(outcome.key, None)

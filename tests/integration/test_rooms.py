@@ -393,6 +393,26 @@ def test_handing_back_counts_as_no_attempt(scene: Scene) -> None:
     assert (record.attempts, record.retractions) == (1, 0)
 
 
+@pytest.mark.parametrize("leg", [Leg.PREFILL, Leg.DECODE])
+def test_what_is_wrong_in_itself_is_not_tried_for_ever(scene: Scene, leg: Leg) -> None:
+    scene.reach("published")
+    for _ in range(2):
+        assert scene.release(leg, Why.ERROR)
+        scene.claim_prefill()
+        scene.claim_decode()
+        assert scene.rooms.publish(scene.d, scene.room, [7], 3).ok
+        scene.new_mail("P"), scene.new_mail("D")
+    answer = scene.rooms.release(scene.p if leg is Leg.PREFILL else scene.d, Why.ERROR)
+    assert answer == Moved(True, [])
+    record = scene.rooms.record(scene.id)
+    assert record
+    assert (record.state, record.error_code, record.attempts) == (State.FAILED, "corrupted", 1)
+    (told,) = scene.new_mail("D" if leg is Leg.PREFILL else "P")
+    assert isinstance(told, Ended)
+    assert told.why == "failed"
+    check_integrity(scene.rooms)
+
+
 def test_retractions_are_counted_once_the_kv_is_there(scene: Scene) -> None:
     scene.reach("reserved")
     scene.release(Leg.DECODE, Why.RETRACT)

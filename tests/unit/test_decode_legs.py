@@ -390,6 +390,16 @@ def test_output_that_loses_a_leg_leaves_it_to_the_renewal() -> None:
     worker.assert_gone(leg)
 
 
+def test_output_that_cannot_go_on_gives_the_leg_back_as_wrong() -> None:
+    worker = Worker()
+    leg, task = worker.reach("running")
+    worker.legs.on_outcome(Lost(leg.hold.nonce, "ValueError('no such token')"))
+    worker.flush()
+    assert worker.server.args("release") == (leg.hold, Why.ERROR)
+    assert task.ends == ["failed: error"]
+    worker.assert_gone(leg)
+
+
 def test_a_renewal_may_say_finished_before_the_output_does() -> None:
     worker = Worker()
     leg, task = worker.reach("running")
@@ -567,7 +577,7 @@ def test_any_order_of_events_ends_every_leg_once(kind: type[DecodeLegs], seed: i
 
     def outcome(leg: Claimed) -> None:
         key = leg.hold.nonce
-        outcomes: list[Outcome] = [Finished(key, "stop"), Lost(key)]
+        outcomes: list[Outcome] = [Finished(key, "stop"), Lost(key), Lost(key, "wrong")]
         if worker.output.count(Close, key):
             outcomes.append(Closed(key))
         if worker.output.count(Open, key):

@@ -13,7 +13,7 @@ from relay.model_file import default_model_path
 from relay.request import Claimed, Hold, Leg
 from relay.sampling import SamplingParams
 from relay.tokenizer import Tokenizer
-from workers.engine.messages import Ending, Produced, Sampled
+from workers.engine.messages import Crashed, Ending, Produced, Sampled
 from workers.output import Close, Closed, Finished, Lost, Open, OutputThread
 
 DEADLINE_S = 10.0
@@ -211,7 +211,7 @@ def test_positions_that_do_not_add_up_lose_the_leg_alone(bench):
     bench.open("a")
     bench.open("b")
     bench.put([Produced("a", 5, Sampled(7)), Produced("b", 0, Sampled(1000))])
-    assert bench.outcome() == Lost("a")
+    assert bench.outcome() == Lost("a", "ValueError: the engine produced position 5, expected 0")
     bench.until(lambda: bench.stream("b") == ids(1))
 
 
@@ -220,8 +220,15 @@ def test_a_leg_that_the_server_cannot_take_does_not_hold_up_the_others(bench):
     bench.open("b")
     bench.rooms.poison.add("a")
     bench.step(0, "a", "b")
-    assert bench.outcome() == Lost("a")
+    assert bench.outcome() == Lost("a", "ResponseError: script failed")
     bench.until(lambda: bench.stream("b") == ids(1))
+
+
+def test_a_crash_of_the_thread_is_told(bench):
+    bench.rooms.emit = lambda batch: []  # answers that do not go with the question
+    bench.open("a")
+    bench.step(0, "a")
+    assert isinstance(bench.outcome(), Crashed)
 
 
 def test_close_emits_what_came_before_it(bench):
