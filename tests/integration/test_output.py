@@ -42,7 +42,7 @@ class Bench:
         self.reader.close()
 
     def open(self, request_id: str, **given) -> Claimed:
-        params = SamplingParams(**({"max_tokens": 1000} | given))
+        params = SamplingParams(**({"max_tokens": 900} | given))
         self.rooms.submit(Submission(request_id, (1, 2, 3), params, LONG_MS))
         return self.claim()
 
