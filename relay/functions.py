@@ -28,19 +28,25 @@ class Functions:
         self._checked = False
 
     def call(self, name: str, *args: str | bytes | int | float) -> Any:
-        """Raises what redis-py raises, and UnsupportedServer."""
-        if not self._checked:
-            self._load()
+        """Raises what redis-py raises, and UnsupportedServer. A server that cannot write now counts as away."""
         try:
-            return self._redis.fcall(f"{LIBRARY}_{name}", 1, self._root, *cast(tuple[str, ...], args))
+            return self._call(name, cast(tuple[str, ...], args))
         except ResponseError as error:
             if str(error).startswith(_PASSES):
                 raise ConnectionError(str(error)) from error
+            raise
+
+    def _call(self, name: str, args: tuple[str, ...]) -> Any:
+        if not self._checked:
+            self._load()
+        try:
+            return self._redis.fcall(f"{LIBRARY}_{name}", 1, self._root, *args)
+        except ResponseError as error:
             # A restart without persistence or a flush may have taken the library away.
             if "Function not found" not in str(error):
                 raise
         self._load()
-        return self._redis.fcall(f"{LIBRARY}_{name}", 1, self._root, *cast(tuple[str, ...], args))
+        return self._redis.fcall(f"{LIBRARY}_{name}", 1, self._root, *args)
 
     def _load(self) -> None:
         with self._lock:

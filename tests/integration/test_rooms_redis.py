@@ -121,6 +121,15 @@ def test_away_is_an_error_and_back_is_back(rooms: Rooms, own_server: RedisServer
     assert record.state is State.QUEUED
 
 
+def test_a_server_that_may_not_write_now_counts_as_away(rooms: Rooms, own_server: RedisServer) -> None:
+    with own_server.client() as admin:
+        admin.config_set("min-replicas-to-write", 1)
+        with pytest.raises(RedisConnectionError, match="NOREPLICAS"):
+            rooms.submit(submission("req_a"))
+        admin.config_set("min-replicas-to-write", 0)
+    assert rooms.submit(submission("req_a")).outcome is SubmitOutcome.NEW
+
+
 def test_calls_that_redis_py_repeats_count_once(rooms: Rooms, own_server: RedisServer) -> None:
     """The server stands still for longer than a client waits, then runs both the call and its repeat."""
     scene = Scene(rooms, own_server, "m")
