@@ -28,7 +28,7 @@ class Functions:
         self._checked = False
 
     def call(self, name: str, *args: str | bytes | int | float) -> Any:
-        """Raises what redis-py raises, and UnsupportedServer. A server that cannot write now counts as away."""
+        """Raises what redis-py raises, and UnsupportedServer. Who may not write now counts as away."""
         try:
             return self._call(name, cast(tuple[str, ...], args))
         except ResponseError as error:

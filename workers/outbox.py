@@ -1,10 +1,10 @@
 """The output of one leg: every token of its request in memory, and how many of them the server has."""
 
-from relay.answers import Emission, EmitOutcome, Emitted
+from relay.answers import Emission, EmitOutcome, Emitted, Prefilled
 from relay.request import Claimed, Finish, Token
 from relay.tokenizer import Tokenizer
 from workers.detokenize import Detokenizer
-from workers.engine.messages import Ending, Produced, Sampled
+from workers.engine.messages import Ending, Produced, Prompted, Sampled
 
 _MOST_TOKENS = 256  # per emission: after an outage the server is not blocked by one long call
 
@@ -25,11 +25,13 @@ class Outbox:
         for token_id in claimed.emitted:
             self._append(Sampled(token_id))
         self._sent = len(self._tokens)
+        self._prompted: Prompted | None = None  # until the server has it
 
     def add(self, produced: Produced) -> None:
         """Take the next token; after the end it is ignored. Raises ValueError when it is not the next."""
         if self.finish is not None:
             return
+        self._prompted = produced.prompted or self._prompted
         if produced.position != len(self._tokens):
             raise ValueError(
                 f"the engine produced position {produced.position}, expected {len(self._tokens)}"
@@ -48,11 +50,11 @@ class Outbox:
         """There is something that the server does not have yet."""
         return self._sent < len(self._tokens) or self.finish is not None
 
-    def emission(self) -> Emission:
-        """What to send next: the same again until `answer` tells how it went."""
+    def emission(self, now: float) -> Emission:
+        """What to send next: the same again until `answer` tells how it went. `now`: monotonic seconds."""
         end = self._sent + _MOST_TOKENS
         finish = self.finish if end >= len(self._tokens) else None
-        return Emission(self._hold, self._sent, self._tokens[self._sent : end], finish)
+        return Emission(self._hold, self._sent, self._tokens[self._sent : end], finish, self._prefilled(now))
 
     def answer(self, emission: Emission, emitted: Emitted) -> None:
         """The server has the tokens of `emission` now, or misses some before it.
@@ -61,10 +63,17 @@ class Outbox:
         """
         if emitted.outcome is EmitOutcome.OK:
             self._sent = emission.start_position + len(emission.tokens)
+            self._prompted = None
         elif emitted.outcome is EmitOutcome.GAP and emitted.expected < emission.start_position:
             self._sent = emitted.expected
         else:
             raise ValueError(f"the server answers {emitted} to tokens from {emission.start_position} on")
+
+    def _prefilled(self, now: float) -> Prefilled | None:
+        if self._prompted is None:
+            return None
+        cached_tokens, started, ended = self._prompted
+        return Prefilled(cached_tokens, (now - started) * 1e3, (now - ended) * 1e3)
 
     def _append(self, sampled: Sampled) -> None:
         text, stop = self._detokenizer.push(sampled.token_id)

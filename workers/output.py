@@ -166,7 +166,8 @@ class OutputThread:
         """One call for all these legs."""
         if not keys:
             return
-        batch = [self._outboxes[key].emission() for key in keys]
+        now = time.monotonic()
+        batch = [self._outboxes[key].emission(now) for key in keys]
         try:
             answers = self._rooms.emit(batch)
         except AWAY as error:

@@ -190,6 +190,17 @@ def test_the_ledger_of_a_request_is_complete_and_ordered(pair: Relay, words: Wor
     assert t.transfer_descriptors > 0
 
 
+def test_the_ledger_of_one_worker_has_its_prefill_too(alone: Relay, words: Words) -> None:
+    prompt = words(100, seed=43)
+    for cached_tokens in (0, 96):
+        request_id = alone.submit(prompt, max_tokens=1)
+        alone.wait(request_id)
+        record = alone.record(request_id)
+        t = record.timings
+        assert 0 < t.submitted <= t.claimed <= t.prefill_start < t.prefill_end <= t.first_token <= t.ended
+        assert (record.cached_tokens, t.transfer_bytes) == (cached_tokens, 0)
+
+
 def test_running_legs_are_running_tasks(pair: Relay, words: Words) -> None:
     request_id = pair.submit(words(20, seed=41), max_tokens=2_000, ignore_eos=True)
     pair.reaches(request_id, lambda record: record.completion_tokens, "it decodes")

@@ -74,6 +74,18 @@ def test_at_least_one_token_is_computed() -> None:
     assert rig.text("b") == rig.text("a")
 
 
+def test_how_a_prompt_was_computed_is_told_with_its_first_token() -> None:
+    rig, prompt = Rig(), prompt_of(14)
+    for key, cached_tokens in (("a", 0), ("b", 12)):
+        rig.submit(unified(key, prompt))
+        rig.run()
+        first, *others = (produced for produced in rig.produced if produced.key == key)
+        assert first.prompted is not None
+        assert first.prompted.cached_tokens == cached_tokens
+        assert first.prompted.started <= first.prompted.ended
+        assert {produced.prompted for produced in others} == {None}
+
+
 def test_output_tokens_are_cached_too() -> None:
     """The next turn of a chat starts with the last one's answer."""
     rig, prompt = Rig(), prompt_of(10)

@@ -152,16 +152,26 @@ class Ending(StrEnum):
     LENGTH = "length"
 
 
+class Prompted(NamedTuple):
+    """How the prompt of a leg was computed: tokens found in the prefix cache, when its first chunk began and
+    its last one ended, monotonic seconds."""
+
+    cached_tokens: int
+    started: float
+    ended: float
+
+
 class Produced(NamedTuple):
     """The next token of a leg; `position` counts output tokens over all attempts from 0. With `ending`
     it is the last: the engine has released the leg's pages. `stop_token` is the stop token id that
-    matched (None for EOS)."""
+    matched (None for EOS). `prompted` comes with the first token after a prompt that was computed here."""
 
     key: str
     position: int
     sampled: Sampled
     ending: Ending | None = None
     stop_token: int | None = None
+    prompted: Prompted | None = None
 
 
 # ---- what other threads may read at any time

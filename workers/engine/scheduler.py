@@ -20,6 +20,7 @@ from workers.engine.messages import (
     Prefill,
     Prefilled,
     Produced,
+    Prompted,
     Proven,
     Refused,
     Reserve,
@@ -167,10 +168,13 @@ class Scheduler:
             sequence.append(choice.token_id)
             assert sequence.started is not None
             self.events.append(Prefilled(sequence.key, choice, sequence.started, now))
-        else:
+        elif sequence.decoding:
             self._continue(sequence, choice)
+        else:
+            assert sequence.started is not None
+            self._continue(sequence, choice, Prompted(sequence.cached_tokens, sequence.started, now))
 
-    def _continue(self, sequence: Sequence, sampled: Sampled) -> None:
+    def _continue(self, sequence: Sequence, sampled: Sampled, prompted: Prompted | None = None) -> None:
         """The sequence's next token: report it, and end the sequence if it is the last."""
         position = len(sequence.output_ids)
         sequence.append(sampled.token_id)
@@ -184,7 +188,7 @@ class Scheduler:
         )
         if ending is not None:
             self._release(sequence)
-        self.produced.append(Produced(sequence.key, position, sampled, ending, stop_token))
+        self.produced.append(Produced(sequence.key, position, sampled, ending, stop_token, prompted))
 
     def _unsettled(self) -> list[Sequence]:
         """What still computes, oldest first."""
@@ -217,7 +221,7 @@ class Scheduler:
                 return
             del self._waiting[0]
             sequence.pages = pages
-            sequence.computed_tokens = len(matched) * self._page_size
+            sequence.computed_tokens = sequence.cached_tokens = len(matched) * self._page_size
             self._active[sequence.key] = sequence
             self.events.append(Admitted(sequence.key, tuple(pages), sequence.computed_tokens))
             pending += sequence.pending_tokens

@@ -20,6 +20,7 @@ class Sequence:
     pages: list[int] = field(default_factory=list)
     digests: list[Digest] = field(default_factory=list)  # of the first whole pages, as far as known
     computed_tokens: int = 0
+    cached_tokens: int = 0  # of them, found in the prefix cache at admission
     started: float | None = None  # when its first chunk began, monotonic seconds
     sampling_state: SamplingState | None = None
     failed: bool = False
