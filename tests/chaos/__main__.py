@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tests.chaos.cluster import Cluster
 from tests.chaos.faults import schedule
+from tests.chaos.load import prompts, undisturbed
 from tests.chaos.run import waves
 
 
@@ -28,7 +29,8 @@ def main() -> int:
     happened = missed = 0
     problems: list[str] = []
     with Cluster(folder, fsync=options.fsync) as cluster:
-        for number, wave in enumerate(waves(cluster, options.seed, faults), 1):
+        load = prompts(options.seed)
+        for number, wave in enumerate(waves(cluster, load, undisturbed(cluster, load), faults), 1):
             print(f"wave {number}: {'FAILED' if wave.problems else 'held'}", flush=True)
             happened += wave.happened
             missed += wave.missed

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -38,6 +39,15 @@ SMALL = {
     "SUSPECT_AFTER": "100",  # kills here come from outside: no request is to blame
     "GRACE_S": "1",
 }
+
+
+class Wave(NamedTuple):
+    number: int
+    faults: dict[int, Fault]
+
+    @property
+    def name(self) -> str:
+        return f"{self.number:06}"
 
 
 class Happened(NamedTuple):
@@ -114,11 +124,11 @@ class Cluster:
         self.rooms = Rooms(self.server.url, self.model)
         self.app = Celery(broker=self.broker_url)
         self.workers: list[WorkerProcess] = []
-        self.happened: list[Happened] = []
+        self.happened: dict[int, Happened] = {}  # of the last wave, by number of the fault
         self.restarts = True
         self._counts = {"prefill": prefill, "decode": decode}
-        self._armed: dict[int, Fault] = {}
-        self._waves = 0
+        self._started: Counter[str] = Counter()
+        self._wave: Wave = Wave(0, {})
         self._cards: dict[int, str] = {}  # pid -> boot, of all that were ever seen
         self._thaw: dict[int, float] = {}  # stopped pid -> when to continue it, monotonic
         self._closing = threading.Event()
@@ -150,8 +160,8 @@ class Cluster:
             worker.end()
 
     def add(self, role: str) -> WorkerProcess:
-        number = 1 + sum(worker.role == role for worker in self.workers)
-        worker = WorkerProcess(role, number, self.folder, self._env, self.model)
+        self._started[role] += 1
+        worker = WorkerProcess(role, self._started[role], self.folder, self._env, self.model)
         self.workers.append(worker)
         worker.start()
         return worker
@@ -180,11 +190,12 @@ class Cluster:
 
     # ---- requests
 
-    def submit(self, prompt_ids: Sequence[int], params: SamplingParams) -> str:
+    def submit(self, prompt_ids: Sequence[int], params: SamplingParams, rings: int = 1) -> str:
         request_id = f"req_{secrets.token_hex(8)}"
         submitted = self.rooms.submit(Submission(request_id, tuple(prompt_ids), params, TIMEOUT_MS))
         assert submitted.ring is not None
-        self.ring(submitted.ring)
+        for _ in range(rings):
+            self.ring(submitted.ring)
         return request_id
 
     def ring(self, bell: Ring) -> None:
@@ -198,12 +209,12 @@ class Cluster:
     # ---- faults
 
     def arm(self, faults: Sequence[Fault]) -> None:
-        """These may happen from now on, and no others. Numbers must not repeat during a cluster's life."""
-        self._armed |= {fault.number: fault for fault in faults}
-        self._waves += 1
+        """These may happen from now on, and no others."""
+        self._wave = Wave(self._wave.number + 1, {fault.number: fault for fault in faults})
+        self.happened = {}
         hidden = self.faults / "next"
         hidden.write_text("".join(f"{fault.to_json()}\n" for fault in faults))
-        hidden.rename(self.faults / f"{self._waves:06}.armed")
+        hidden.rename(self.faults / f"{self._wave.name}.armed")
 
     def disarm(self) -> None:
         self.arm([])
@@ -235,25 +246,22 @@ class Cluster:
                     worker.start()
 
     def _notice(self) -> None:
-        known = {happened.fault.number for happened in self.happened}
-        for path in self.faults.glob("*.happened"):
-            number = int(path.stem)
+        wave, happened = self._wave, self.happened
+        for path in self.faults.glob(f"{wave.name}.*.happened"):
+            number = int(path.name.split(".")[1])
             text = path.read_text()
-            if number in known or not text.endswith("\n"):
+            if number in happened or not text.endswith("\n"):
                 continue
             pid, at = text.split()
-            fault = self._armed[number]
+            fault = wave.faults[number]
             if int(pid) not in self._cards:
                 self._cards |= {card.incarnation.pid: card.boot for card in self.cards()}
             if fault.kind is Kind.STOP:
                 self._thaw[int(pid)] = time.monotonic() + fault.seconds
-            self.happened.append(Happened(fault, int(pid), self._cards.get(int(pid), ""), float(at)))
+            happened[number] = Happened(fault, int(pid), self._cards.get(int(pid), ""), float(at))
 
     def wait_for(self, fault: Fault, deadline_s: float = 30.0) -> Happened:
-        def found() -> Happened | None:
-            return next((h for h in self.happened if h.fault.number == fault.number), None)
-
-        return until(found, f"{fault} happens", deadline_s)
+        return until(lambda: self.happened.get(fault.number), f"{fault} happens", deadline_s)  # type: ignore[return-value]
 
     # ---- a look inside
 

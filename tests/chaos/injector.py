@@ -1,8 +1,8 @@
 """Faults inside a worker: wraps what reaches beyond its process, so that the worker itself knows of none.
 
-The folder in FAULTS holds the armed faults: `<name>.armed` with one JSON line per fault; a new file starts
-new counts. A fault that happens leaves `<number>.happened`, which also makes it happen only once, whoever
-comes by.
+The folder in FAULTS holds the armed faults: `<wave>.armed` with one JSON line per fault; a new wave starts
+new counts. A fault that happens leaves `<wave>.<number>.happened`, which also makes it happen only once,
+whoever comes by.
 """
 
 import os
@@ -11,7 +11,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,8 +41,9 @@ class Injector:
         self._folder = folder
         self._role = role
         self._lock = threading.Lock()
-        self._armed: str | None = None
+        self._wave = ""
         self._faults: list[Fault] = []
+        self._marks: dict[Fault, Path] = {}
         self._seen: Counter[str] = Counter()
 
     def due(self, transition: str) -> Fault | None:
@@ -63,12 +63,13 @@ class Injector:
         if fault is None:
             return call()
         if fault.kind is Kind.DUPLICATE:
+            self._note(fault)
             return [call() for _ in range(COPIES)][-1]
         if fault.when is When.BEFORE:
-            strike(fault)
+            self._strike(fault)
             return call()
         reply = call()
-        strike(fault)
+        self._strike(fault)
         return reply
 
     def copies(self, transition: str) -> int:
@@ -77,41 +78,47 @@ class Injector:
         fault = self.due(transition)
         if fault is None:
             return 1
-        if fault.kind is Kind.DUPLICATE:
-            return COPIES
-        if fault.kind is Kind.DROP:
-            return 0
-        strike(fault)
+        if fault.kind in (Kind.DUPLICATE, Kind.DROP):
+            self._note(fault)
+            return COPIES if fault.kind is Kind.DUPLICATE else 0
+        self._strike(fault)
         return 1
 
     def _load(self) -> None:
         armed = max(self._folder.glob("*.armed"), default=None)
-        if armed is None or armed.name == self._armed:
+        if armed is None or armed.stem == self._wave:
             return
-        self._armed = armed.name
+        self._wave = armed.stem
         self._faults = [Fault.from_json(line) for line in armed.read_text().splitlines()]
         self._seen.clear()
 
     def _first(self, fault: Fault) -> bool:
-        path = self._folder / f"{fault.number}.happened"
-        with suppress(FileExistsError), path.open("x") as happened:
-            happened.write(f"{os.getpid()} {time.time()}\n")
-            return True
-        return False
+        mark = self._folder / f"{self._wave}.{fault.number}.happened"
+        try:
+            mark.touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        self._marks[fault] = mark
+        return True
 
+    def _note(self, fault: Fault) -> None:
+        """It happens now."""
+        self._marks[fault].write_text(f"{os.getpid()} {time.time()}\n")
 
-def strike(fault: Fault) -> None:
-    match fault.kind:
-        case Kind.KILL:
-            os.kill(os.getpid(), signal.SIGKILL)
-        case Kind.STOP:
-            os.kill(os.getpid(), signal.SIGSTOP)
-        case Kind.DELAY:
-            time.sleep(fault.seconds)
-        case Kind.DROP:
-            raise Dropped(str(fault))
-        case Kind.DUPLICATE:
-            raise AssertionError("only the caller can repeat a call")
+    def _strike(self, fault: Fault) -> None:
+        self._note(fault)
+        match fault.kind:
+            case Kind.KILL:
+                os.kill(os.getpid(), signal.SIGKILL)
+            case Kind.STOP:
+                # To this thread, so that it is the first to stop: it must not get on.
+                signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+            case Kind.DELAY:
+                time.sleep(fault.seconds)
+            case Kind.DROP:
+                raise Dropped(str(fault))
+            case Kind.DUPLICATE:
+                raise AssertionError("only the caller can repeat a call")
 
 
 class FaultyRooms(Rooms):

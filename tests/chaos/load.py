@@ -37,8 +37,10 @@ def greedy(max_tokens: int = MAX_TOKENS) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens, temperature=0.0)
 
 
-def submit(cluster: Cluster, load: Sequence[Prompt], max_tokens: int = MAX_TOKENS) -> list[str]:
-    return [cluster.submit(prompt, greedy(max_tokens)) for prompt in load]
+def submit(
+    cluster: Cluster, load: Sequence[Prompt], max_tokens: int = MAX_TOKENS, rings: int = 1
+) -> list[str]:
+    return [cluster.submit(prompt, greedy(max_tokens), rings) for prompt in load]
 
 
 def undisturbed(cluster: Cluster, load: Sequence[Prompt], max_tokens: int = MAX_TOKENS) -> list[Text]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from tests.chaos.cluster import Cluster
 from tests.chaos.faults import Fault
-from tests.chaos.load import ANSWERED_S, prompts, submit, undisturbed
+from tests.chaos.load import ANSWERED_S, Prompt, submit
 from tests.chaos.watch import Text, Watch, compare, leaks
 
 WAVE = 4
@@ -21,11 +21,13 @@ class Wave(NamedTuple):
 
 
 def waves(
-    cluster: Cluster, seed: int, faults: Sequence[Fault], say: Callable[[str], None] = print
+    cluster: Cluster,
+    load: Sequence[Prompt],
+    expected: Sequence[Text],
+    faults: Sequence[Fault],
+    say: Callable[[str], None] = print,
 ) -> Iterator[Wave]:
-    """Run them one after the other. Raises AssertionError if the undisturbed run fails."""
-    load = prompts(seed)
-    expected = undisturbed(cluster, load)
+    """Run them one after the other; `expected` are the undisturbed texts of `load`."""
     rest = iter(faults)
     while wave := list(itertools.islice(rest, WAVE)):
         yield _run(cluster, load, expected, wave, say)
@@ -33,12 +35,11 @@ def waves(
 
 def _run(
     cluster: Cluster,
-    load: Sequence[tuple[int, ...]],
+    load: Sequence[Prompt],
     expected: Sequence[Text],
     wave: Sequence[Fault],
     say: Callable[[str], None],
 ) -> Wave:
-    before = len(cluster.happened)
     cluster.arm(wave)
     ids = submit(cluster, load)
     watch = Watch(cluster, ids)
@@ -48,14 +49,14 @@ def _run(
         problems += compare([ended[request_id] for request_id in ids], expected)
     except AssertionError as error:
         problems.append(str(error))
+    happened = cluster.happened
     cluster.disarm()
     cluster.resume_all()
     problems += watch.problems
     problems += _settle(cluster)
-    happened = cluster.happened[before:]
-    for each in happened:
+    for each in happened.values():
         say(f"  {each.fault} → {each.boot or 'a worker'}, pid {each.pid}")
-    missed = [fault for fault in wave if fault.number not in {each.fault.number for each in happened}]
+    missed = [fault for fault in wave if fault.number not in happened]
     for fault in missed:
         say(f"  {fault} → nobody came by")
     for problem in problems:
@@ -70,4 +71,3 @@ def _settle(cluster: Cluster) -> list[str]:
         return leaks(cluster)
     except AssertionError as error:
         return [str(error)]
-

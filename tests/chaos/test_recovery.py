@@ -1,12 +1,10 @@
 """Workers are killed, one place after the other, while 16 requests are open."""
 
-import itertools
-
 import pytest
 
 from tests.chaos.cluster import Cluster
 from tests.chaos.faults import Fault, Kind, When
-from tests.chaos.load import ANSWERED_S, Prompt, prompts, submit, undisturbed
+from tests.chaos.load import ANSWERED_S, Prompt, submit
 from tests.chaos.watch import CLAIMED_WITHIN_S, Text, Watch, compare, leaks, orphans, recoveries
 
 PLACES = {
@@ -21,26 +19,13 @@ PLACES = {
     "decode, after the end is written": ("decode", "finish", When.AFTER, 1),
 }
 
-_numbers = itertools.count(1)
-
-
-@pytest.fixture(scope="module")
-def load() -> list[Prompt]:
-    return prompts(seed=1)
-
-
-@pytest.fixture(scope="module")
-def expected(cluster: Cluster, load: list[Prompt]) -> list[Text]:
-    return undisturbed(cluster, load)
-
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_killed_worker_costs_seconds_and_no_token(
     cluster: Cluster, load: list[Prompt], expected: list[Text], place: str
 ) -> None:
-    cluster.ready()
     role, transition, when, occurrence = PLACES[place]
-    fault = Fault(next(_numbers), role, Kind.KILL, transition, when, occurrence)
+    fault = Fault(1, role, Kind.KILL, transition, when, occurrence)
     cluster.arm([fault])
     ids = submit(cluster, load)
     watch = Watch(cluster, ids)

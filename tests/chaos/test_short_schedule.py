@@ -2,7 +2,9 @@
 
 from tests.chaos.cluster import Cluster
 from tests.chaos.faults import TRANSITIONS, Fault, schedule
+from tests.chaos.load import Prompt
 from tests.chaos.run import waves
+from tests.chaos.watch import Text
 
 SEED = 11
 
@@ -21,7 +23,7 @@ def test_every_fault_is_one_its_transition_allows() -> None:
         assert Fault.from_json(fault.to_json()) == fault
 
 
-def test_a_short_schedule_holds(cluster: Cluster) -> None:
-    done = list(waves(cluster, SEED, schedule(SEED, 8)))
+def test_a_short_schedule_holds(cluster: Cluster, load: list[Prompt], expected: list[Text]) -> None:
+    done = list(waves(cluster, load, expected, schedule(SEED, 8)))
     assert sum(wave.happened for wave in done) >= 4
     assert not [problem for wave in done for problem in wave.problems]
