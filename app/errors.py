@@ -4,12 +4,11 @@ import logging
 from typing import Any
 
 from flask import Flask, Response, jsonify
-from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
-from redis.exceptions import TimeoutError as RedisTimeoutError
 from werkzeug.exceptions import HTTPException
 
 from relay.log import event
+from relay.redis_client import AWAY
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +74,8 @@ def unknown_request(request_id: str) -> ApiError:
 
 def redis_away() -> ApiError:
     return unavailable(
-        "Redis cannot be reached. Try again; with an Idempotency-Key nothing runs twice.", "redis_away"
+        "Redis cannot be reached or may not write. Try again; with an Idempotency-Key nothing runs twice.",
+        "redis_away",
     )
 
 
@@ -88,7 +88,7 @@ def install(app: Flask) -> None:
 
 
 def _on_redis_error(error: RedisError) -> Response:
-    if not isinstance(error, RedisConnectionError | RedisTimeoutError):
+    if not isinstance(error, AWAY):
         return _on_bug(error)
     event(log, "redis_away", logging.WARNING, error=error)
     return redis_away().response()

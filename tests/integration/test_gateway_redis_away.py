@@ -193,3 +193,14 @@ def test_without_redis_nothing_is_accepted_and_health_says_why(
         assert "kvrelay_redis_up 0.0" in gateway.call("GET", "/metrics").raw.decode()
         server.start()
         eventually(lambda: ready(gateway), "readiness")
+
+
+def test_a_server_that_may_not_write_counts_as_away(
+    gateway: GatewayProcess, rooms: Rooms, server: RedisServer
+) -> None:
+    with ScriptedWorker(rooms), server.client() as client:
+        client.execute_command("REPLICAOF", "127.0.0.1", "1")  # as the old primary after a fail-over
+        reply = gateway.call("POST", "/v1/requests", {"prompt": "a"})
+        client.execute_command("REPLICAOF", "NO", "ONE")
+        assert (reply.status, reply.body["error"]["code"]) == (503, "redis_away")
+        assert gateway.call("POST", "/v1/requests", {"prompt": "a"}).status == 202
