@@ -183,7 +183,10 @@ class Control:
             return
 
     def _step(self) -> None:
-        self._claims.step(time.monotonic())
+        # A stuck engine's legs go to others when their leases end: it must not claim them back.
+        stuck = self._engine.heartbeat.late(time.monotonic())
+        if not stuck:
+            self._claims.step(time.monotonic())
         self._calls.flush(until=self._leases.due_at)
         if time.monotonic() >= self._leases.due_at:
             self._leases.renew()
@@ -191,7 +194,7 @@ class Control:
         self._legs.tick(now)
         self._watch_drain(now)
         self._watch_quarantine(now)
-        self.spare = self._claims.spare(self.active)
+        self.spare = 0 if stuck else self._claims.spare(self.active)
 
     def _handle(self, message: Message) -> None:
         match message:

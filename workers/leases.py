@@ -41,7 +41,7 @@ class Leases:
         now = time.monotonic()
         self.due_at = now + RENEW_EVERY_S
         heartbeat = self._heartbeat()
-        if heartbeat.deadline is not None and now > heartbeat.deadline:
+        if heartbeat.late(now):
             event(log, "engine_stuck", logging.ERROR, step=heartbeat.step)
             return
         desk, lease_ms = self._desk, self._desk.settings.lease_ms

@@ -134,6 +134,21 @@ def start() -> Iterator[Callable[..., Worker]]:
 Start = Callable[..., Worker]
 
 
+def test_a_stuck_engine_claims_nothing(start: Start) -> None:
+    worker = start()
+    worker.engine.heartbeat = Heartbeat(1, time.monotonic() - 1)
+    task = worker.ring()
+    for rounds in (1, 2):
+        worker.control.put(Abort(task))
+        worker.wait(lambda n=rounds: worker.server.names().count("cancel") == n, "a round went by")  # type: ignore[misc]
+    assert "claim" not in worker.server.names()
+    assert worker.control.spare == 0
+
+    worker.engine.heartbeat = Heartbeat(1, None)
+    worker.reserved()
+    assert task.ends == []
+
+
 def test_a_doorbell_becomes_a_leg_and_ends_with_it(start: Start) -> None:
     worker = start()
     task = worker.ring()

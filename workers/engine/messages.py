@@ -198,3 +198,7 @@ class Heartbeat(NamedTuple):
 
     step: int
     deadline: float | None
+
+    def late(self, now: float) -> bool:
+        """The step should be over: the engine may be stuck."""
+        return self.deadline is not None and now > self.deadline
