@@ -36,6 +36,7 @@ SMALL = {
     "THREADS": "1",
     "OMP_NUM_THREADS": "1",
     "KV_POOL_TOKENS": "8192",
+    "KV_DIGEST": "1",
     "SUSPECT_AFTER": "100",  # kills here come from outside: no request is to blame
     "GRACE_S": "1",
 }
