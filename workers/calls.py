@@ -22,6 +22,7 @@ class Calls:
     def __init__(self) -> None:
         self._queue: deque[tuple[Callable[[], Any], Callable[[Any], None]]] = deque()
         self._retry_at = 0.0
+        self.away = False  # the last call found no Redis; the queue waits for the next retry
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -31,27 +32,24 @@ class Calls:
         may add further calls."""
         self._queue.append((call, then))
 
-    @property
-    def away(self) -> bool:
-        """The last call found no Redis; the queue waits for the next retry."""
-        return self._retry_at > 0.0
-
     def flush(self, until: float) -> None:
         """Run what is queued, in order, until it is empty, Redis is away, or it is `until` (monotonic)."""
         if time.monotonic() < self._retry_at:
             return
-        self._retry_at = 0.0
         while self._queue:
             call, then = self._queue[0]
             try:
                 reply = call()
             except AWAY as error:
-                event(log, "redis_away", logging.WARNING, error=error, waiting=len(self._queue))
+                if not self.away:
+                    event(log, "redis_away", logging.WARNING, error=error, waiting=len(self._queue))
+                self.away = True
                 self._retry_at = time.monotonic() + RETRY_S
                 return
             except Exception:
                 log.exception("room_call_failed")
                 reply = None
+            self.away = False
             self._queue.popleft()
             then(reply)
             if time.monotonic() >= until:

@@ -43,6 +43,7 @@ from workers.transfer.memory import KVMemory
 log = logging.getLogger(__name__)
 
 JOIN_S = 5.0
+OUTPUT_S = 1.0  # a drain that went well has emitted everything
 MAIL_RETRY_S = 0.25
 
 
@@ -141,7 +142,7 @@ class Worker:
         """Whatever is still owned is given back by the last call; its lease need not expire."""
         self._control.put(Order.STOP)
         self._control.join(JOIN_S)
-        self._output.stop()
+        self._output.stop(OUTPUT_S)
         self._engine.submit(Stop())
         self._engine.join(JOIN_S)
         self._manager.stop()
@@ -204,12 +205,16 @@ class Worker:
         celery.ring(bell)
 
     def _read_mail(self) -> None:
+        away = False
         while not self._closing.is_set():
             try:
                 for mail in self._mailbox.read():
                     self._control.put(mail)
+                away = False
             except AWAY as error:
-                event(log, "mailbox_away", logging.WARNING, error=error)
+                if not away:
+                    event(log, "mailbox_away", logging.WARNING, error=error)
+                away = True
                 self._closing.wait(MAIL_RETRY_S)
             except Exception as error:
                 self._crash(error)
