@@ -5,7 +5,8 @@ import secrets
 import uuid
 from typing import NamedTuple
 
-from flask import g, request
+from flask import current_app, g, request
+from werkzeug.exceptions import RequestEntityTooLarge
 
 from app.admission import missing, most_output_tokens
 from app.body import Body, read_body
@@ -20,6 +21,8 @@ from relay.worker_card import WorkerCard
 log = logging.getLogger(__name__)
 
 MAX_KEY_LENGTH = 255
+_MOST_DISCARDED_BYTES = 64 << 20
+_DISCARD_BYTES = 1 << 16
 
 
 class Accepted(NamedTuple):
@@ -33,7 +36,20 @@ class Accepted(NamedTuple):
 
 def current_body() -> Body:
     """The body of the current request. Raises ApiError."""
-    return read_body(request.get_data(cache=False), request.content_type)
+    try:
+        raw = request.get_data(cache=False)
+    except RequestEntityTooLarge:
+        _discard_body()
+        message = f"The body may hold at most {current_app.config['MAX_CONTENT_LENGTH']} bytes."
+        raise ApiError(413, message, code="request_entity_too_large") from None
+    return read_body(raw, request.content_type)
+
+
+def _discard_body() -> None:
+    """Most clients look for the answer once they have sent all: closed before, they would not see it."""
+    body, left = request.environ["wsgi.input"], _MOST_DISCARDED_BYTES
+    while left > 0 and (chunk := body.read(_DISCARD_BYTES)):
+        left -= len(chunk)
 
 
 def submit(

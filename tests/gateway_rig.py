@@ -147,6 +147,12 @@ class GatewayProcess:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    @property
+    def worker_process_id(self) -> int:
+        """The process that serves; the other one only watches it."""
+        (child,) = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
+        return int(child)
+
     def call(self, method: str, path: str, body: Any = None, **headers: str) -> Reply:
         """`body` is sent as JSON; underscores of header names become dashes."""
         connection = self.open(method, path, body, **headers)
