@@ -7,7 +7,7 @@ through a `BlockingClient`, which never repeats.
 
 from typing import Any
 
-from redis import Redis
+from redis import BlockingConnectionPool, Redis
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.exceptions import ConnectionError, MasterDownError, OutOfMemoryError, ReadOnlyError, TimeoutError
 from redis.retry import Retry
@@ -18,12 +18,18 @@ AWAY = (ConnectionError, TimeoutError, ReadOnlyError, MasterDownError, OutOfMemo
 MAX_BLOCK_MS = 1_000  # how long a read may wait in the server, so that its thread sees a stop request in time
 _COMMAND_TIMEOUT_S = 2.0
 _HEALTH_CHECK_S = 15
+_MAX_CONNECTIONS = 64
 
 
 def command_client(url: str) -> Redis:
-    """For calls that may run twice: each is tried two times, so it takes at most about 4 s to fail."""
-    return Redis.from_url(
+    """For calls that may run twice: each is tried two times, so it takes at most about 4 s to fail.
+
+    Any number of threads may call: those beyond the connections wait up to 2 s for one.
+    """
+    pool = BlockingConnectionPool.from_url(
         url,
+        max_connections=_MAX_CONNECTIONS,
+        timeout=_COMMAND_TIMEOUT_S,
         protocol=2,
         socket_timeout=_COMMAND_TIMEOUT_S,
         socket_connect_timeout=_COMMAND_TIMEOUT_S,
@@ -31,6 +37,7 @@ def command_client(url: str) -> Redis:
         health_check_interval=_HEALTH_CHECK_S,
         retry=Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.2), 1),
     )
+    return Redis.from_pool(pool)
 
 
 class BlockingClient:

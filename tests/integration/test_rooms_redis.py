@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -347,3 +348,14 @@ def _cut_tail(server: RedisServer, rng: random.Random) -> None:
         # (Valkey repairs both): else the next transaction would complete this one.
         end = content.rindex(b"*1\r\n$5\r\nMULTI\r\n", 0, end)
     newest.write_bytes(content[:end])
+
+
+def test_a_crowd_of_threads_waits_for_connections(rooms: Rooms, own_server: RedisServer) -> None:
+    rooms.workers()
+    with own_server.client() as client:
+        client.client_pause(500)  # so that all of them want a connection before the first has its answer
+    with ThreadPoolExecutor(300) as pool:
+        answers = list(pool.map(lambda _: rooms.record("req-none"), range(300)))
+    assert answers == [None] * 300
+    with own_server.client() as client:
+        assert int(client.info("clients")["connected_clients"]) < 100
