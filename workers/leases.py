@@ -14,7 +14,13 @@ from workers.legs import Desk, Legs, ignore
 log = logging.getLogger(__name__)
 
 RENEW_EVERY_S = 1.0
+STUCK_S = 60.0
 LEASE_MARGIN_S = 0.5  # posts stop this long before the lease of an unreachable worker can have expired
+
+
+class EngineStuck(RuntimeError):
+    """The engine does not come back. Others can prove that it writes nothing only when its process is
+    gone."""
 
 
 class Leases:
@@ -37,12 +43,15 @@ class Leases:
         self.due_at = 0.0  # monotonic seconds
 
     def renew(self) -> None:
-        """Unless the engine is stuck: then the legs go to another worker."""
+        """Unless the engine is stuck: then the legs go to another worker. Raises EngineStuck when it stays
+        so."""
         now = time.monotonic()
         self.due_at = now + RENEW_EVERY_S
         heartbeat = self._heartbeat()
         if heartbeat.late(now):
             event(log, "engine_stuck", logging.ERROR, step=heartbeat.step)
+            if heartbeat.late(now - STUCK_S):
+                raise EngineStuck(f"step {heartbeat.step} is {STUCK_S:g} s late: this process ends")
             return
         desk, lease_ms = self._desk, self._desk.settings.lease_ms
         try:

@@ -12,7 +12,7 @@ from relay.worker_card import Load, WorkerCard
 from tests.desk import RecordingDesk, card, claimed
 from tests.unit.test_claims import NoLegs
 from workers.engine.messages import Heartbeat
-from workers.leases import LEASE_MARGIN_S, RENEW_EVERY_S, Leases
+from workers.leases import LEASE_MARGIN_S, RENEW_EVERY_S, STUCK_S, EngineStuck, Leases
 
 LOAD = Load(4, 1600, 0, 0, 100, 0, 0, 0)
 HOLD = claimed(Leg.PREFILL).hold
@@ -92,6 +92,13 @@ def test_a_stuck_engine_renews_nothing() -> None:
     worker.heartbeat = Heartbeat(8, time.monotonic() + 60)
     worker.renew(NOTHING)
     assert worker.server.names() == ["renew"]
+
+
+def test_an_engine_that_stays_stuck_ends_its_process() -> None:
+    worker = Worker()
+    worker.heartbeat = Heartbeat(7, time.monotonic() - STUCK_S - 1)
+    with pytest.raises(EngineStuck, match="step 7"):
+        worker.renew(NOTHING)
 
 
 def test_a_worker_that_the_server_forgot_registers_again() -> None:
