@@ -4,8 +4,10 @@ A task handed to the pool is a doorbell. It becomes STARTED at once, stays so wh
 when the engine host says so. Celery finds the pool by `-P custom` and CELERY_CUSTOM_WORKER_POOL.
 """
 
+import atexit
 import logging
 import os
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -196,6 +198,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
         if self._host is not None:
             self._wait(self._host)
             self._host.stop()
+            atexit.register(_leave)
         self._apply_ends()
 
     def _wait(self, host: EngineHost) -> None:
@@ -224,6 +227,15 @@ class EnginePool(BasePool):  # type: ignore[misc]
         info["running"] = len(self._running)
         info["engine"] = self._host.stats() if self._host is not None else {}
         return info
+
+
+def _leave() -> None:
+    """The last act of a process whose host has stopped. Taking the interpreter apart around native libraries
+    has been seen to run for ever in the garbage collector, and nothing is left to do."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(os.EX_OK)
 
 
 def _end(request: Request, result: str, failed: bool) -> None:

@@ -20,6 +20,7 @@ from tests.servers import RedisServer, valkey_binary
 
 MODEL = Settings.from_env({}).model_path
 LONG = 1_500  # tokens: more than a second of prefill
+SETTLE_S = 10.0  # what a supervisor gives a worker beyond GRACE_S
 
 WORDS = (
     "river", "engine", "window", "small", "green", "letter", "morning", "teacher", "running", "under",
@@ -333,3 +334,26 @@ def test_workers_that_differ_fail_the_request_and_live_on(
     until(differ.free, "every page is free or cached")
     assert len(differ.cards()) == 2
     differ.close()
+
+
+def test_workers_end_in_time_also_while_redis_is_away(tiny: Path, tmp_path: Path) -> None:
+    with RedisServer(valkey_binary(), tmp_path / "valkey", append_fsync="always") as server:
+        cut_off = Relay(server, tmp_path, "cut-off", MODEL=str(tiny), GRACE_S="1")
+        try:
+            workers = cut_off.start("prefill", "decode")
+            cut_off.ready()
+            request_id = cut_off.submit(range(5, 45), max_tokens=300, ignore_eos=True)
+            cut_off.reaches(request_id, lambda record: record.completion_tokens, "it decodes")
+            server.kill()
+            for worker in workers:
+                worker.send(signal.SIGTERM)
+            assert [worker.process.wait(1 + SETTLE_S) for worker in workers] == [0, 0]
+
+            # What they could not give back comes to the next ones by its lease.
+            server.start()
+            cut_off.workers.clear()
+            cut_off.start("prefill", "decode")
+            assert len(cut_off.wait(request_id).tokens) == 300
+            assert cut_off.record(request_id).attempts <= 2
+        finally:
+            cut_off.close()
