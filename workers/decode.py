@@ -29,9 +29,8 @@ from workers.engine.messages import (
     Reserve,
     Reserved,
     Retracted,
-    Work,
 )
-from workers.legs import Desk, Legs, ignore, is_calm
+from workers.legs import Desk, Legs, ignore, is_calm, work_of
 from workers.output import Close, Closed, Finished, Lost, Open, Outcome, OutputThread
 from workers.quarantine import Quarantine, Suspect, Unproven
 from workers.transfer.base import KVReceiver, RowsExhausted, Seal, seal_nonce
@@ -60,19 +59,6 @@ class DecodeLeg:
     @property
     def key(self) -> str:
         return self.claimed.hold.nonce
-
-    @property
-    def work(self) -> Work:
-        claimed = self.claimed
-        return Work(
-            self.key,
-            claimed.hold.request_id,
-            claimed.prompt_ids,
-            claimed.emitted,
-            claimed.params,
-            claimed.solo,
-            claimed.submitted_ms,
-        )
 
 
 class DecodeLegs(Legs):
@@ -174,7 +160,7 @@ class DecodeLegs(Legs):
         leg.receiver.release(quarantine=False)
         leg.phase = Phase.RUNNING
         self._output.put(Open(leg.key, leg.claimed))
-        self._desk.tell(Prebuilt(leg.work, seal.first))
+        self._desk.tell(Prebuilt(work_of(leg.claimed), seal.first))
         log_event(
             log, "prebuilt", request=leg.claimed.hold.request_id, room=leg.claimed.room, tokens=seal.tokens
         )
@@ -323,7 +309,7 @@ class UnifiedLegs(DecodeLegs):
         leg = DecodeLeg(claimed, task, phase=Phase.RUNNING)
         self._legs[leg.key] = leg
         self._output.put(Open(leg.key, claimed))
-        self._desk.tell(Prefill(leg.work, relay=False))
+        self._desk.tell(Prefill(work_of(claimed), relay=False))
 
 
 def seal_problem(seal: Seal | None, leg: DecodeLeg, receiver: KVReceiver) -> str | None:

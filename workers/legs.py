@@ -11,7 +11,7 @@ from relay.rooms import Rooms
 from relay.settings import Settings
 from relay.worker_card import WorkerCard
 from workers.doorbell import TaskHandle
-from workers.engine.messages import Command, LegEvent
+from workers.engine.messages import Command, LegEvent, Work
 from workers.output import Outcome
 from workers.quarantine import Unproven
 from workers.transfer.base import KVManager, RoomEvent
@@ -112,6 +112,19 @@ class Legs(ABC):
     @abstractmethod
     def settled(self) -> bool:
         """Nothing is owned and nothing of this worker is in flight."""
+
+
+def work_of(claimed: Claimed) -> Work:
+    """What the engine is told of a leg; its key is the nonce of the claim."""
+    return Work(
+        claimed.hold.nonce,
+        claimed.hold.request_id,
+        claimed.prompt_ids,
+        claimed.emitted,
+        claimed.params,
+        claimed.solo,
+        claimed.submitted_ms,
+    )
 
 
 def is_calm(why: str) -> bool:

@@ -13,8 +13,8 @@ from relay.mailbox import Ask, Ended, Mail, Published
 from relay.request import Claimed, Hold, Leg, Why
 from relay.worker_card import WorkerCard
 from workers.doorbell import TaskHandle
-from workers.engine.messages import Admitted, Drop, Failed, LegEvent, Prefill, Prefilled, Work
-from workers.legs import Desk, Legs, ignore, is_calm
+from workers.engine.messages import Admitted, Drop, Failed, LegEvent, Prefill, Prefilled
+from workers.legs import Desk, Legs, ignore, is_calm, work_of
 from workers.quarantine import Unproven
 from workers.senders import Senders
 from workers.transfer.base import (
@@ -74,16 +74,7 @@ class PrefillLegs(Legs):
         self._legs[leg.key] = leg
         self._rooms[claimed.room] = leg
         self._senders.expect(leg.key, claimed.room)
-        work = Work(
-            leg.key,
-            claimed.hold.request_id,
-            claimed.prompt_ids,
-            claimed.emitted,
-            claimed.params,
-            claimed.solo,
-            claimed.submitted_ms,
-        )
-        self._desk.tell(Prefill(work, relay=True))
+        self._desk.tell(Prefill(work_of(claimed), relay=True))
 
     def on_engine(self, event: LegEvent) -> None:
         leg = self._legs.get(event.key)
