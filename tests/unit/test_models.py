@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import AttentionBatch, load_kernels
+from kernels import AttentionBatch, Kernels
 from relay.model_file import default_model_path
 from relay.tokenizer import Tokenizer
+from tests.kernel_sets import ALL, FASTEST, kernels_called
 from tests.models import (
     VOCAB_SIZE,
     default_model_in_transformers,
@@ -23,7 +24,6 @@ from tests.models import (
 )
 from workers.models import Model, ModelConfig, load_model
 
-KERNELS = load_kernels("reference")
 PAGE_SIZE = 4
 LENGTH = 45
 
@@ -82,6 +82,11 @@ GGUF_SCALING: dict[str, dict[str, float | str]] = {
 }
 
 
+@pytest.fixture(params=FASTEST)
+def kernels(request: pytest.FixtureRequest) -> Kernels:
+    return kernels_called(request.param)
+
+
 class Session:
     """Requests that run on a model through a shuffled, NaN-filled pool."""
 
@@ -117,7 +122,7 @@ class Session:
             torch.tensor([token for _, tokens in chunks for token in tokens]),
             positions,
             self.kv,
-            KERNELS.plan(batch, self.model.device),
+            self.model.kernels.plan(batch, self.model.device),
             self.finished_layers.append,
             torch.arange(batch.tokens),
         )
@@ -144,10 +149,10 @@ def in_transformers(model: Any, tokens: list[int]) -> Tensor:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_family_equals_transformers(case: str, tmp_path: Path) -> None:
+def test_family_equals_transformers(kernels: Kernels, case: str, tmp_path: Path) -> None:
     family, overrides = CASES[case]
     theirs = random_model(family, **overrides)
-    ours = load_model(save_directory(theirs, tmp_path), "float32", "cpu", KERNELS)
+    ours = load_model(save_directory(theirs, tmp_path), "float32", "cpu", kernels)
     tokens = random_tokens()
     expected = in_transformers(theirs, tokens)
     got = chunked(ours, tokens, [13, 6, 17])
@@ -156,12 +161,12 @@ def test_family_equals_transformers(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", GGUF_CASES)
-def test_gguf_equals_transformers(case: str, tmp_path: Path) -> None:
+def test_gguf_equals_transformers(kernels: Kernels, case: str, tmp_path: Path) -> None:
     family, overrides = CASES[case]
     theirs = random_model(family, **overrides)
     file = save_gguf(theirs, tmp_path / "model.gguf", GGUF_SCALING.get(case))
     tokens = random_tokens()
-    got = chunked(load_model(file, "float32", "cpu", KERNELS), tokens, [LENGTH])
+    got = chunked(load_model(file, "float32", "cpu", kernels), tokens, [LENGTH])
     torch.testing.assert_close(got, in_transformers(theirs, tokens), atol=2e-4, rtol=2e-4)
 
 
@@ -184,18 +189,19 @@ def test_config_of_older_files(case: str, tmp_path: Path) -> None:
     assert ModelConfig.load(directory) == expected
 
 
-def test_sharded_directory(tmp_path: Path) -> None:
+def test_sharded_directory(kernels: Kernels, tmp_path: Path) -> None:
     theirs = random_model("llama")
     directory = save_directory(theirs, tmp_path, max_shard_size="60KB")
     assert len(list(directory.glob("*.safetensors"))) > 2
     tokens = random_tokens(20)
-    got = chunked(load_model(directory, "float32", "cpu", KERNELS), tokens, [20])
+    got = chunked(load_model(directory, "float32", "cpu", kernels), tokens, [20])
     torch.testing.assert_close(got, in_transformers(theirs, tokens), atol=2e-4, rtol=2e-4)
 
 
-def test_requests_of_one_step_do_not_disturb_each_other(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kernels", ALL, indirect=True)
+def test_requests_of_one_step_do_not_disturb_each_other(kernels: Kernels, tmp_path: Path) -> None:
     theirs = random_model("qwen3", head_dim=32)
-    model = load_model(save_directory(theirs, tmp_path), "float32", "cpu", KERNELS)
+    model = load_model(save_directory(theirs, tmp_path), "float32", "cpu", kernels)
     texts = [random_tokens(30, seed) for seed in range(4)]
     session = Session(model, requests=4)
     session.step([(0, texts[0][:9]), (1, texts[1][:29])])
@@ -207,10 +213,10 @@ def test_requests_of_one_step_do_not_disturb_each_other(tmp_path: Path) -> None:
         torch.testing.assert_close(got, expected, atol=2e-4, rtol=2e-4)
 
 
-def test_each_layer_is_reported_once_with_its_kv_written(tmp_path: Path) -> None:
-    model = load_model(save_directory(random_model("llama"), tmp_path), "float32", "cpu", KERNELS)
+def test_each_layer_is_reported_once_with_its_kv_written(kernels: Kernels, tmp_path: Path) -> None:
+    model = load_model(save_directory(random_model("llama"), tmp_path), "float32", "cpu", kernels)
     tokens = random_tokens(10)
-    plan = KERNELS.plan(AttentionBatch([10], [10], [[2, 0, 1]], PAGE_SIZE), model.device)
+    plan = kernels.plan(AttentionBatch([10], [10], [[2, 0, 1]], PAGE_SIZE), model.device)
     kv = torch.full(model.config.kv_shape(3, PAGE_SIZE), float("nan"))
     written_layers = []
 
@@ -225,14 +231,29 @@ def test_each_layer_is_reported_once_with_its_kv_written(tmp_path: Path) -> None
     assert logits.shape == (0, VOCAB_SIZE)
 
 
+@pytest.mark.parametrize("kernels", ALL, indirect=True)
 @pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.15), ("float16", 0.02)])
-def test_half_precision_stays_close(dtype: str, tolerance: float, tmp_path: Path) -> None:
+def test_half_precision_stays_close(kernels: Kernels, dtype: str, tolerance: float, tmp_path: Path) -> None:
     theirs = random_model("llama", tie_word_embeddings=True)
     tokens = random_tokens()
     expected = in_transformers(theirs, tokens)
-    got = chunked(load_model(save_directory(theirs, tmp_path), dtype, "cpu", KERNELS), tokens, [20])
+    got = chunked(load_model(save_directory(theirs, tmp_path), dtype, "cpu", kernels), tokens, [20])
     assert got.dtype == torch.float32
     assert (got - expected).std() < tolerance * expected.std()
+
+
+@pytest.mark.parametrize("wrong", ["token", "position", "page", "row"])
+def test_what_is_not_there_is_refused(wrong: str, tmp_path: Path) -> None:
+    """In C++ a wrong index would read anything."""
+    model = load_model(
+        save_directory(random_model("llama"), tmp_path), "float32", "cpu", kernels_called(FASTEST[1])
+    )
+    at = dict.fromkeys(("token", "position", "page", "row"), 0) | {wrong: 10_000}
+    kv = torch.zeros(model.config.kv_shape(2, PAGE_SIZE))
+    plan = model.kernels.plan(AttentionBatch([1], [1], [[at["page"]]], PAGE_SIZE), model.device)
+    with pytest.raises(ValueError, match="10000"):
+        token, position, row = (torch.tensor([at[name]]) for name in ("token", "position", "row"))
+        model.forward(token, position, kv, plan, None, row)
 
 
 @pytest.fixture(scope="module")
@@ -242,9 +263,9 @@ def chat_tokens() -> list[int]:
     return tokenizer.encode(prompt, add_special_tokens=False)
 
 
-def test_default_model_equals_transformers(chat_tokens: list[int]) -> None:
+def test_default_model_equals_transformers(kernels: Kernels, chat_tokens: list[int]) -> None:
     theirs = default_model_in_transformers()
-    model = load_model(default_model_path(), "float32", "cpu", KERNELS)
+    model = load_model(default_model_path(), "float32", "cpu", kernels)
     session = Session(model, length=len(chat_tokens) + 16, page_size=16)
     (logits,) = session.step([(0, chat_tokens)])
     torch.testing.assert_close(logits, in_transformers(theirs, chat_tokens), atol=2e-3, rtol=1e-3)
@@ -258,10 +279,12 @@ def test_default_model_equals_transformers(chat_tokens: list[int]) -> None:
     assert "Paris" in Tokenizer.load(default_model_path()).decode(greedy)
 
 
-def test_default_model_in_bfloat16_is_as_close_as_transformers(chat_tokens: list[int]) -> None:
+def test_default_model_in_bfloat16_is_as_close_as_transformers(
+    kernels: Kernels, chat_tokens: list[int]
+) -> None:
     expected = in_transformers(default_model_in_transformers(), chat_tokens)
     got = chunked(
-        load_model(default_model_path(), "bfloat16", "cpu", KERNELS), chat_tokens, [len(chat_tokens)]
+        load_model(default_model_path(), "bfloat16", "cpu", kernels), chat_tokens, [len(chat_tokens)]
     )
     theirs = in_transformers(deepcopy(default_model_in_transformers()).to(torch.bfloat16), chat_tokens)
     assert (got - expected).std() < 1.1 * (theirs - expected).std()

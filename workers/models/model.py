@@ -1,31 +1,16 @@
 """The decoder that Llama and its relatives share: tokens in, logits out, KV in pages."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from kernels.base import Kernels, Plan
+from kernels.decoder import Decoder, Layer
 from workers.models.config import ModelConfig
 from workers.models.rope import cos_sin_cache
 from workers.models.weights import WeightLoader
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """Weights of one layer. q, k and v are one matrix, and so are gate and up."""
-
-    attention_norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    attention_out: Tensor
-    mlp_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
 
 
 class Model:
@@ -40,19 +25,29 @@ class Model:
         self.kernels = kernels
         self.dtype = weights.dtype
         self.device = weights.device
-        self._embedding = weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-        self._layers = [self._take_layer(weights, i) for i in range(config.layers)]
-        self._final_norm = weights.take("model.norm.weight", config.hidden_size)
+        embedding = weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        final_norm = weights.take("model.norm.weight", config.hidden_size)
         if config.tied_embeddings:
             weights.skip("lm_head.weight")  # some files store the copy
-            self._head = self._embedding
+            head = embedding
         else:
-            self._head = weights.take("lm_head.weight", *self._embedding.shape)
+            head = weights.take("lm_head.weight", *embedding.shape)
         divisors = weights.take_optional("rope_freqs.weight", config.head_dim // 2)
+        cos_sin = cos_sin_cache(config.rope, config.head_dim, config.context_length_tokens, divisors)
+        decoder = Decoder(
+            heads=config.heads,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            intermediate_size=config.intermediate_size,
+            rms_norm_eps=config.rms_norm_eps,
+            embedding=embedding,
+            layers=(self._take_layer(weights, i) for i in range(config.layers)),
+            final_norm=final_norm,
+            head=head,
+            cos_sin=cos_sin.to(self.device),
+        )
+        self._pass = kernels.compile(decoder)
         weights.check_all_taken()
-        self._cos_sin = cos_sin_cache(
-            config.rope, config.head_dim, config.context_length_tokens, divisors
-        ).to(self.device)
 
     def _take_layer(self, weights: WeightLoader, index: int) -> Layer:
         config, prefix = self.config, f"model.layers.{index}."
@@ -71,6 +66,7 @@ class Model:
             mlp_norm=weights.take(f"{prefix}post_attention_layernorm.weight", hidden),
             gate_up=weights.take_stacked(gate_up, [intermediate] * 2, hidden),
             down=weights.take(f"{prefix}mlp.down_proj.weight", hidden, intermediate),
+            window_tokens=config.layer_windows_tokens[index],
         )
 
     @torch.inference_mode()
@@ -97,29 +93,4 @@ class Model:
         Returns:
             float32 `[R, vocab]`.
         """
-        kernels, eps = self.kernels, self.config.rms_norm_eps
-        residual = kernels.embedding(tokens, self._embedding)
-        x = kernels.rms_norm(residual, self._layers[0].attention_norm, eps)
-        next_norms = [layer.attention_norm for layer in self._layers[1:]] + [self._final_norm]
-        for i, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):
-            x = self._attend(layer, x, positions, kv[i], plan, self.config.layer_windows_tokens[i])
-            x, residual = kernels.add_rms_norm(x, residual, layer.mlp_norm, eps)
-            x = kernels.linear(kernels.silu_and_mul(kernels.linear(x, layer.gate_up)), layer.down)
-            x, residual = kernels.add_rms_norm(x, residual, next_norm, eps)
-            if on_layer is not None:
-                on_layer(i)
-        return kernels.logits(x[logit_rows], self._head)
-
-    def _attend(
-        self, layer: Layer, x: Tensor, positions: Tensor, layer_kv: Tensor, plan: Plan, window: int | None
-    ) -> Tensor:
-        kernels, config = self.kernels, self.config
-        qkv = kernels.linear(x, layer.qkv, layer.qkv_bias).view(len(x), -1, config.head_dim)
-        q, k, v = torch.split(qkv, [config.heads, config.kv_heads, config.kv_heads], dim=1)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q = kernels.rms_norm(q, layer.q_norm, config.rms_norm_eps)
-            k = kernels.rms_norm(k, layer.k_norm, config.rms_norm_eps)
-        q, k = kernels.rope(q, k, positions, self._cos_sin)
-        kernels.append(k, v, layer_kv, plan)
-        attended = kernels.attention(q, layer_kv, plan, scale=config.head_dim**-0.5, sliding_window=window)
-        return kernels.linear(attended.reshape(len(x), -1), layer.attention_out)
+        return self._pass(tokens, positions, kv, plan, on_layer, logit_rows)

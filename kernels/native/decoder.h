@@ -1,0 +1,95 @@
+// A decoder of the Llama family, packed: a whole step in one call.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "batch_attention.h"
+#include "kernel_table.h"
+#include "thread_pool.h"
+
+namespace kvrelay {
+
+struct DecoderShape {
+    int hidden, intermediate, heads, kv_heads, head_dim, vocab;
+    float eps;
+    Dtype dtype;  // of weights and KV
+};
+
+// Row-major weights of one layer, of the decoder's type; those that it lacks are null.
+struct LayerRows {
+    const void *attention_norm, *qkv, *qkv_bias, *q_norm, *k_norm, *attention_out, *mlp_norm, *gate_up, *down;
+    int window;  // tokens a token sees, itself included; 0: all
+};
+
+struct Step {
+    const int64_t* tokens;
+    const int64_t* positions;
+    int64_t count;
+    void* kv;  // [layers, pages, 2, page_size, kv_heads, head_dim]
+    int64_t pages;
+    const int64_t* logit_rows;
+    int64_t logit_count;
+    float* logits;  // [logit_count, vocab]
+};
+
+class Decoder {
+  public:
+    Decoder(const DecoderShape& shape, const std::string& isa, std::shared_ptr<ThreadPool> pool);
+
+    // The weights are copied. `embedding` is read in place when given; without it, it is the same as the head.
+    void add_layer(const LayerRows& rows);
+    void set_ends(const void* embedding, const void* final_norm, const void* head, const float* cos_sin,
+                  int64_t positions);
+
+    // `on_layer`, if given, is called on the caller's thread after each layer. Throws std::invalid_argument when
+    // a token, position, page or row is not there.
+    void forward(const Step& step, const Batch& batch, const std::function<void(int)>& on_layer);
+
+    size_t weight_bytes() const { return arena_.bytes(); }
+
+  private:
+    struct Layer {
+        std::vector<float> attention_norm, qkv_bias, q_norm, k_norm, mlp_norm;
+        PackedMatrix qkv, attention_out, gate, up, down;
+        int window;
+    };
+    struct Activations {
+        float* residual;  // [tokens, hidden]
+        float* qkv;       // [tokens, qkv width]
+        char* normed;     // [tokens, hidden], input type, as the two below
+        char* q;          // [tokens, heads * head_dim]
+        char* attended;
+        char* gated;      // [tokens, intermediate]
+    };
+
+    void check(const Step& step, const Batch& batch) const;
+    Activations make_room(int64_t tokens);
+    void embed(const Step& step, int thread, Team& team);
+    void layer(int index, const Step& step, const Batch& batch, int thread, Team& team);
+    void store_heads(const Layer& layer, const Step& step, const Batch& batch, char* layer_kv, int thread, Team& team);
+    void logits(const Step& step, int thread, Team& team);
+    void norm(const float* x, const std::vector<float>& weight, int64_t rows, int thread, Team& team);
+    void product(Product job, int thread, Team& team) const;
+
+    PackedMatrix pack(const void* rows, int outputs, int depth);
+    std::vector<float> floats(const void* values, int count) const;
+
+    const DecoderShape shape_;
+    const KernelTable& table_;
+    const std::shared_ptr<ThreadPool> pool_;
+    BatchAttention attention_;
+    Arena arena_;
+    std::vector<Layer> layers_;
+    std::vector<float> final_norm_;
+    PackedMatrix head_;
+    const char* embedding_ = nullptr;
+    const float* cos_sin_ = nullptr;
+    int64_t positions_ = 0;
+    Activations now_{};
+    Scratch scratch_[6];
+};
+
+}  // namespace kvrelay

@@ -1,0 +1,57 @@
+// Which instruction sets this machine has, and their tables.
+#include <stdexcept>
+
+#include "kernel_table.h"
+
+namespace kvrelay {
+
+extern const KernelTable kBaselineBf16, kBaselineF32;
+#if defined(__x86_64__)
+extern const KernelTable kAvx2Bf16, kAvx2F32, kAvx512Bf16, kAvx512F32, kAvx512Bf16Bf16;
+#endif
+
+namespace {
+
+struct Isa {
+    const char* name;
+    bool usable;
+    const KernelTable* in_bf16;
+    const KernelTable* in_f32;
+};
+
+std::vector<Isa> isas() {
+    std::vector<Isa> found;
+#if defined(__x86_64__)
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    const bool dot = avx512 && __builtin_cpu_supports("avx512bf16");
+    found.push_back({"avx512_bf16", dot, &kAvx512Bf16Bf16, &kAvx512F32});
+    found.push_back({"avx512", avx512, &kAvx512Bf16, &kAvx512F32});
+    found.push_back({"avx2", avx2, &kAvx2Bf16, &kAvx2F32});
+#endif
+    found.push_back({"baseline", true, &kBaselineBf16, &kBaselineF32});
+    return found;
+}
+
+}  // namespace
+
+std::vector<std::string> usable_isas() {
+    std::vector<std::string> names;
+    for (const Isa& isa : isas()) {
+        if (isa.usable) names.push_back(isa.name);
+    }
+    return names;
+}
+
+const KernelTable& kernel_table(const std::string& name, Dtype weights) {
+    std::string known;
+    for (const Isa& isa : isas()) {
+        if (!isa.usable) continue;
+        if (name == isa.name) return weights == Dtype::bf16 ? *isa.in_bf16 : *isa.in_f32;
+        known += known.empty() ? isa.name : std::string(", ") + isa.name;
+    }
+    throw std::invalid_argument("this machine cannot run " + name + ", only " + known);
+}
+
+}  // namespace kvrelay

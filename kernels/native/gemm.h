@@ -1,0 +1,223 @@
+// Products of activations with packed panels.
+//
+// A tile holds up to `tile_rows` rows by `tile_panels` panels of results in registers and runs over the whole depth:
+// panels are long streams, so nothing is blocked along it.
+#pragma once
+
+#include <utility>
+
+#include "isa.h"
+#include "kernel_table.h"
+
+namespace kvrelay {
+namespace {
+
+template <class Isa, class Weight>
+struct Gemm {
+    using F = typename Isa::F;
+    using U = typename Isa::U;
+    using In = Input<Isa, Weight>;
+
+    static constexpr int parts = kPanel / Isa::width;
+    static constexpr int rows = Isa::tile_rows;
+    static constexpr int panels = Isa::tile_panels;
+    static constexpr int64_t kCachedBytes = 256 << 10;  // rows of x that stay in the second-level cache
+
+    using Tile = void (*)(const char* const* panel, const In* x, int64_t stride, int depth, float* out);
+
+    // How far ahead of its use a weight is fetched, in bytes. One or two rows are bound by memory and the hardware's
+    // prefetching is best left alone; with many rows the fetch must overlap a long computation.
+    static constexpr int ahead(int tile_rows) { return tile_rows <= 2 ? 0 : tile_rows <= 4 ? 512 : 8192; }
+
+    // out[panel][row][16] = x[row] . panel
+    template <int Panels, int Rows>
+    static void tile(const char* const* panel, const In* x, int64_t stride, int depth, float* out) {
+        constexpr int distance = ahead(Rows);
+        F sum[Panels][parts][Rows] = {};
+        const char* w[Panels];
+        for (int p = 0; p < Panels; ++p) w[p] = panel[p];
+        const int units = depth / pack<Weight>;
+#pragma GCC unroll 2
+        for (int unit = 0; unit < units; ++unit) {
+            U weight[Panels][parts];
+#pragma GCC unroll 16
+            for (int p = 0; p < Panels; ++p) {
+                const char* at = w[p] + int64_t{unit} * kPanel * 4;
+                if (distance > 0 && distance <= 1024) __builtin_prefetch(at + distance, 0, 3);
+                if (distance > 1024) __builtin_prefetch(at + distance, 0, 2);
+#pragma GCC unroll 16
+                for (int i = 0; i < parts; ++i) weight[p][i] = load<U>(at + i * Isa::width * 4);
+            }
+#pragma GCC unroll 16
+            for (int row = 0; row < Rows; ++row) {
+                multiply<Panels, Rows>(sum, weight, x + row * stride + unit * pack<Weight>, row);
+            }
+        }
+        for (int p = 0; p < Panels; ++p) {
+            for (int row = 0; row < Rows; ++row) {
+                for (int i = 0; i < parts; ++i) {
+                    store(out + (p * Rows + row) * kPanel + i * Isa::width, sum[p][i][row]);
+                }
+            }
+        }
+    }
+
+    template <int Panels, int Rows>
+    static inline __attribute__((always_inline)) void multiply(
+        F (&sum)[Panels][parts][Rows], const U (&weight)[Panels][parts], const In* x, int row
+    ) {
+        if constexpr (sizeof(Weight) == 4) {
+            const F value = all<Isa>(*x);
+#pragma GCC unroll 16
+            for (int p = 0; p < Panels; ++p) {
+#pragma GCC unroll 16
+                for (int i = 0; i < parts; ++i) sum[p][i][row] += (F)weight[p][i] * value;
+            }
+        } else if constexpr (sizeof(In) == 2) {
+            const U pair = all_bits<Isa>(load<uint32_t>(x));
+#pragma GCC unroll 16
+            for (int p = 0; p < Panels; ++p) {
+#pragma GCC unroll 16
+                for (int i = 0; i < parts; ++i) sum[p][i][row] = Isa::dot(sum[p][i][row], weight[p][i], pair);
+            }
+        } else {
+            const F first = all<Isa>(x[0]), second = all<Isa>(x[1]);
+#pragma GCC unroll 16
+            for (int p = 0; p < Panels; ++p) {
+#pragma GCC unroll 16
+                for (int i = 0; i < parts; ++i) {
+                    sum[p][i][row] += (F)(weight[p][i] << 16) * first;
+                    sum[p][i][row] += (F)(weight[p][i] & 0xffff0000u) * second;
+                }
+            }
+        }
+    }
+
+    template <int Panels, int... Rows>
+    static Tile tile_of(int count, std::integer_sequence<int, Rows...>) {
+        static constexpr Tile tiles[] = {tile<Panels, Rows + 1>...};
+        return tiles[count - 1];
+    }
+
+    static Tile tile_of(int panel_count, int row_count) {
+        constexpr auto counts = std::make_integer_sequence<int, rows>();
+        if (panel_count == panels) return tile_of<panels>(row_count, counts);
+        return tile_of<1>(row_count, counts);
+    }
+
+    // Compute `count` panels (one, or `panels`) for all `row_count` rows of x; call `done(panel, row, sums)` with
+    // each 16 results.
+    template <class Done>
+    static void compute(
+        const char* const* panel, int count, const In* x, int64_t stride, int row_count, int depth, Done done
+    ) {
+        alignas(64) float out[panels * rows * kPanel];
+        // Blocks of nearly equal size: 16 rows are twice 8, not 14 and 2.
+        const int blocks = (row_count + rows - 1) / rows;
+        for (int block = 0, row = 0; block < blocks; ++block) {
+            const int height = (row_count - row + blocks - block - 1) / (blocks - block);
+            tile_of(count, height)(panel, x + row * stride, stride, depth, out);
+            for (int p = 0; p < count; ++p) {
+                for (int i = 0; i < height; ++i) done(p, row + i, out + (p * height + i) * kPanel);
+            }
+            row += height;
+        }
+    }
+
+    static void product(const Product& job) {
+        const int depth = job.matrix->depth;
+        const int64_t row_bytes = int64_t{depth} * sizeof(In);
+        const int fit = kCachedBytes / row_bytes / rows * rows;
+        const int step = fit < rows ? rows : fit;
+        for (int row = 0; row < job.rows; row += step) {
+            const int count = job.rows - row < step ? job.rows - row : step;
+            const In* x = static_cast<const In*>(job.x) + row * int64_t{depth};
+            if (job.up) {
+                gated(job, x, row, count);
+            } else {
+                plain(job, x, row, count);
+            }
+        }
+    }
+
+    // The panels of a tile come from distant sections of the range, so that memory sees several long streams.
+    static void plain(const Product& job, const In* x, int first_row, int row_count) {
+        const PackedMatrix& matrix = *job.matrix;
+        const int section = (job.last - job.first) / panels;
+        for (int i = 0; i < section; ++i) {
+            const char* panel[panels];
+            for (int p = 0; p < panels; ++p) panel[p] = matrix.panel(job.first + p * section + i);
+            compute(panel, panels, x, matrix.depth, row_count, matrix.depth, [&](int p, int row, float* sums) {
+                finish(job, first_row + row, job.first + p * section + i, sums);
+            });
+        }
+        for (int i = job.first + panels * section; i < job.last; ++i) {
+            const char* panel = matrix.panel(i);
+            compute(&panel, 1, x, matrix.depth, row_count, matrix.depth, [&](int, int row, float* sums) {
+                finish(job, first_row + row, i, sums);
+            });
+        }
+    }
+
+    static void finish(const Product& job, int row, int panel, const float* sums) {
+        const int at = panel * kPanel;
+        const int left = job.matrix->outputs - at;
+        float* out = static_cast<float*>(job.out) + row * job.out_stride + at;
+        if (left < kPanel) {
+            for (int i = 0; i < left; ++i) {
+                out[i] = sums[i] + (job.bias ? job.bias[at + i] : 0.0f) + (job.add ? out[i] : 0.0f);
+            }
+            return;
+        }
+        for (int i = 0; i < kPanel; i += Isa::width) {
+            F value = load<F>(sums + i);
+            if (job.bias) value += load<F>(job.bias + at + i);
+            if (job.add) value += load<F>(out + i);
+            store(out + i, value);
+        }
+    }
+
+    static void gated(const Product& job, const In* x, int first_row, int row_count) {
+        const int depth = job.matrix->depth;
+        for (int i = job.first; i < job.last; ++i) {
+            const char* panel[2] = {job.matrix->panel(i), job.up->panel(i)};
+            if constexpr (panels == 2) {
+                const int blocks = (row_count + rows - 1) / rows;
+                for (int block = 0, row = 0; block < blocks; ++block) {
+                    const int height = (row_count - row + blocks - block - 1) / (blocks - block);
+                    alignas(64) float out[2 * rows * kPanel];
+                    tile_of(2, height)(panel, x + row * int64_t{depth}, depth, depth, out);
+                    for (int k = 0; k < height; ++k) {
+                        gate(job, first_row + row + k, i, out + k * kPanel, out + (height + k) * kPanel);
+                    }
+                    row += height;
+                }
+            } else {
+                for (int row = 0; row < row_count; row += rows) {
+                    const int height = row_count - row < rows ? row_count - row : rows;
+                    alignas(64) float out[2][rows * kPanel];
+                    for (int p = 0; p < 2; ++p) {
+                        tile_of(1, height)(panel + p, x + row * int64_t{depth}, depth, depth, out[p]);
+                    }
+                    for (int k = 0; k < height; ++k) {
+                        gate(job, first_row + row + k, i, out[0] + k * kPanel, out[1] + k * kPanel);
+                    }
+                }
+            }
+        }
+    }
+
+    static void gate(const Product& job, int row, int panel, const float* gates, const float* ups) {
+        const int at = panel * kPanel;
+        const int left = job.matrix->outputs - at;
+        In* out = static_cast<In*>(job.out) + row * job.out_stride + at;
+        alignas(64) In values[kPanel];
+        for (int i = 0; i < kPanel; i += Isa::width) {
+            store_float<Isa>(values + i, silu<Isa>(load<F>(gates + i)) * load<F>(ups + i));
+        }
+        std::memcpy(out, values, sizeof(In) * (left < kPanel ? left : kPanel));
+    }
+};
+
+}  // namespace
+}  // namespace kvrelay
