@@ -251,8 +251,8 @@ def test_what_is_not_there_is_refused(wrong: str, tmp_path: Path) -> None:
     at = dict.fromkeys(("token", "position", "page", "row"), 0) | {wrong: 10_000}
     kv = torch.zeros(model.config.kv_shape(2, PAGE_SIZE))
     plan = model.kernels.plan(AttentionBatch([1], [1], [[at["page"]]], PAGE_SIZE), model.device)
+    token, position, row = (torch.tensor([at[name]]) for name in ("token", "position", "row"))
     with pytest.raises(ValueError, match="10000"):
-        token, position, row = (torch.tensor([at[name]]) for name in ("token", "position", "row"))
         model.forward(token, position, kv, plan, None, row)
 
 
