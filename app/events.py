@@ -40,13 +40,14 @@ def events(service: Service, watch: Watch, environ: dict[str, Any]) -> Iterator[
         elif isinstance(item, End):
             yield item
             return
-        elif isinstance(item, RedisBack) or now - heard_at >= HEARTBEAT_S:
-            heard_at = now
-            if terminal:
+        elif (back := isinstance(item, RedisBack)) or now - heard_at >= HEARTBEAT_S:
+            ended = _has_ended(service, watch.request_id)
+            # A reader that only begins again has not had the time to come to the end.
+            if ended and terminal and not back:
                 raise ApiError(
                     500, "The end of this stream is lost; the request itself has ended.", code="stream_lost"
                 )
-            terminal = _has_ended(service, watch.request_id)
+            terminal, heard_at = ended, time.monotonic()
             yield None
 
 

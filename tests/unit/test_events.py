@@ -1,0 +1,46 @@
+"""A stream says that its end is lost when the reader had the time to find it, and not before."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from app import events
+from app.errors import ApiError
+from app.follow import Watch
+from app.service import Service
+from relay.request import State
+from relay.tokens import Chunk, End
+
+END = End(State.FINISHED, "", "stop", None, None, None)
+
+
+@pytest.fixture
+def watch() -> Watch:
+    return Watch(cast(Any, None), "req-1", 0)
+
+
+@pytest.fixture
+def service() -> Service:
+    """One whose Redis says that the request has ended."""
+    record = SimpleNamespace(state=State.FINISHED)
+    return cast(Service, SimpleNamespace(rooms=SimpleNamespace(record=lambda _: record)))
+
+
+def test_redis_that_comes_back_twice_loses_no_end(watch: Watch, service: Service) -> None:
+    watch.read_again()
+    watch.read_again()
+    watch.feed(Chunk([], END), 0)
+    assert list(events.events(service, watch, {})) == [None, None, END]
+
+
+def test_an_end_that_does_not_come_is_lost(
+    watch: Watch, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "HEARTBEAT_S", 0.0)
+    monkeypatch.setattr(events, "TICK_S", 0.01)
+    found = events.events(service, watch, {})
+    assert next(found) is None
+    with pytest.raises(ApiError) as lost:
+        next(found)
+    assert lost.value.code == "stream_lost"
