@@ -1,6 +1,7 @@
 """`make chaos SEED=7 N=50`: a schedule of faults under load. The same seed gives the same schedule."""
 
 import argparse
+import shutil
 import sys
 import tempfile
 import time
@@ -40,8 +41,9 @@ def main() -> int:
         f"{time.monotonic() - started:.0f} s"
     )
     if problems:
-        print(f"FAILED. Again: make chaos SEED={options.seed} N={options.n}")
+        print(f"FAILED. Again: make chaos SEED={options.seed} N={options.n}; logs: {folder}")
         return 1
+    shutil.rmtree(folder)
     print("Every text is that of the undisturbed run, and nothing leaked.")
     return 0
 

@@ -65,7 +65,7 @@ def _run(
     cluster.resume_all()
     problems += watch.problems
     problems += _settle(cluster)
-    for each in happened.values():
+    for each in sorted(happened.values(), key=lambda each: each.at):
         say(f"  {each.fault} → {each.boot or 'a worker'}, pid {each.pid}")
     missed = [fault for fault in wave if fault.number not in happened]
     for fault in missed:

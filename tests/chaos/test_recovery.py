@@ -1,11 +1,14 @@
 """Workers are killed, one place after the other, while 16 requests are open."""
 
+import signal
+
 import pytest
 
 from tests.chaos.cluster import Cluster
 from tests.chaos.faults import Fault, Kind, When
 from tests.chaos.load import ANSWERED_S, Prompt, submit
 from tests.chaos.watch import CLAIMED_WITHIN_S, Text, Watch, compare, leaks, orphans, recoveries
+from tests.integration.until import until
 
 PLACES = {
     "prefill, bootstrapping": ("prefill", "claim", When.AFTER, 3),
@@ -38,4 +41,22 @@ def test_a_killed_worker_costs_seconds_and_no_token(
     assert not watch.problems
     assert not compare([ended[request_id] for request_id in ids], expected)
     assert not [claim for claim in claims if claim.seconds > CLAIMED_WITHIN_S]
+    assert not leaks(cluster)
+
+
+def test_a_machine_that_fails_as_a_whole_goes_on_where_it_was(
+    cluster: Cluster, load: list[Prompt], expected: list[Text]
+) -> None:
+    """Every worker and Redis are killed at once; a supervisor starts them again."""
+    cluster.disarm()
+    ids = submit(cluster, load)
+    watch = Watch(cluster, ids)
+    until(lambda: watch.emitted() > len(ids), "tokens flow", ANSWERED_S)
+    for worker in cluster.workers:
+        worker.send(signal.SIGKILL)
+    cluster.server.restart()
+    ended = watch.all_ended(ANSWERED_S)
+    assert not watch.problems
+    assert not compare([ended[request_id] for request_id in ids], expected)
+    cluster.ready()
     assert not leaks(cluster)
