@@ -24,6 +24,7 @@ from relay.routing import ROLES
 from relay.settings import Settings
 
 _PHASES = {"loading": "loading the model", "loaded": "warm", "ready": "ready"}
+_FLOWER_HEARS_S = 5.0  # a worker sends a heartbeat every 2 s
 _SETTLE_S = 10.0  # beyond its grace period, for a worker to hand back and say goodbye
 
 
@@ -109,7 +110,7 @@ class Launcher:
         env = {**os.environ, "PYTHONUNBUFFERED": "1", "REDIS_URL": settings.redis_url}
         if self._own_redis:
             env["REDIS_URL"] = self._start_valkey(env)
-        self._start_workers(env)
+        workers = self._start_workers(env)
         self._run("gateway", programs.gateway_command(), env, grace_s=settings.grace_s + _SETTLE_S)
         while missing := self._missing():
             self._wait(f"starting: {self._progress()}; waiting for {', '.join(missing)}")
@@ -117,6 +118,10 @@ class Launcher:
         flower = programs.flower_command(settings.host, settings.flower_port)
         self._run("flower", flower, env | programs.flower_env(settings.host))
         while not _fetch(f"{self._flower_url}/healthcheck"):
+            self._wait("starting Flower")
+        # It shows a task whole only when it has heard from the worker before.
+        deadline = time.monotonic() + _FLOWER_HEARS_S
+        while self._heard_in_flower() < workers and time.monotonic() < deadline:
             self._wait("starting Flower")
 
     def _start_valkey(self, env: dict[str, str]) -> str:
@@ -135,7 +140,8 @@ class Launcher:
                 except RedisError:
                     self._wait("starting Valkey")
 
-    def _start_workers(self, env: dict[str, str]) -> None:
+    def _start_workers(self, env: dict[str, str]) -> int:
+        """How many it started."""
         settings = self._settings
         counts = zip(ROLES, (settings.prefill_workers, settings.decode_workers, settings.unified_workers))
         workers = [(role, i) for role, count in counts for i in range(1, count + 1)]
@@ -149,6 +155,11 @@ class Launcher:
                 cores=share,
                 grace_s=settings.grace_s + _SETTLE_S,
             )
+        return len(workers)
+
+    def _heard_in_flower(self) -> int:
+        """How many workers Flower has had a heartbeat from."""
+        return (_fetch(f"{self._flower_url}/metrics") or "").count("\nflower_worker_online{")
 
     def _run(self, name: str, command: list[str], env: dict[str, str], **how: Any) -> None:
         log_path = self._var / "log" / f"{name}.log"

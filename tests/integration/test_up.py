@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from app.sample import ask
 from relay.model_file import default_model_path
 from tests.processes import inside, marked, until
 from tests.servers import free_port
@@ -68,6 +67,10 @@ class Up:
             tasks = json.load(response)
         return {t["name"]: t["state"] for task_id, t in tasks.items() if task_id.startswith(request_id)}
 
+    def requests(self) -> list[str]:
+        with urllib.request.urlopen(f"{self.url}/v1/requests", timeout=5) as response:
+            return [record["id"] for record in json.load(response)["data"]]
+
     def ready(self) -> bool:
         try:
             with urllib.request.urlopen(f"{self.url}/ready", timeout=5):
@@ -100,7 +103,7 @@ def test_up_serves_heals_and_leaves_nothing(up: Callable[..., Up]) -> None:
         assert re.search(rf"^  {leg} +[\d.]+ ms", launcher.said(), re.MULTILINE)
 
     done = {"kvrelay.prefill": "SUCCESS", "kvrelay.decode": "SUCCESS"}
-    asked = ask(launcher.url).record["id"]
+    (asked,) = launcher.requests()  # the launcher's own first question
     until(lambda: launcher.in_flower(asked) == done, "Flower shows both legs")
 
     doomed = until(lambda: launcher.pid("decode-1"), "the decode worker is found")
