@@ -53,7 +53,7 @@ struct Vectors : Lanes<Width> {
 
     // The pairs (a[i], b[i]) in order; `low` holds the first half of them, `high` the second.
     static void interleave(U a, U b, U& low, U& high) {
-        low = high = U{};
+        low = high = U{};  // else a warning that is none
         for (int i = 0; i < Width / 2; ++i) {
             low[2 * i] = a[i];
             low[2 * i + 1] = b[i];

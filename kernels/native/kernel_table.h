@@ -83,7 +83,13 @@ struct KernelTable {
     void (*narrow)(const float* x, void* weights, int64_t count);
     void (*to_input)(const float* x, void* input, int64_t count);
     void (*from_input)(const void* input, float* out, int64_t count);
+
+    // The machine's limits: read `bytes` in one of several ways, multiply in registers.
+    uint32_t (*read_all)(const char* data, size_t bytes, int variant);
+    int64_t (*multiply)(int rounds);
 };
+
+constexpr int kReadVariants = 6;
 
 // The instruction sets this machine can run, widest first.
 std::vector<std::string> usable_isas();

@@ -8,6 +8,7 @@
 
 #include "batch.h"
 #include "decoder.h"
+#include "machine.h"
 #include "operations.h"
 #include "thread_pool.h"
 
@@ -84,6 +85,11 @@ NB_MODULE(_native, module) {
         .def_prop_ro("weight_bytes", &Decoder::weight_bytes)
         .def("forward", &forward, "tokens"_a, "positions"_a, "count"_a, "kv"_a, "pages"_a, "batch"_a,
              "on_layer"_a.none(), "logit_rows"_a, "logit_count"_a, "logits"_a);
+
+    nb::class_<Machine>(module, "Machine")
+        .def(nb::init<Dtype, const std::string&, std::shared_ptr<ThreadPool>>(), "dtype"_a, "isa"_a, "pool"_a)
+        .def("read_rate", &Machine::read_rate, "bytes"_a, "repeats"_a, nb::call_guard<nb::gil_scoped_release>())
+        .def("multiply_rate", &Machine::multiply_rate, "repeats"_a, nb::call_guard<nb::gil_scoped_release>());
 
     nb::class_<Operations>(module, "Operations")
         .def(nb::init<Dtype, const std::string&, std::shared_ptr<ThreadPool>>(), "dtype"_a, "isa"_a, "pool"_a)

@@ -3,6 +3,7 @@
 
 #include "attention.h"
 #include "gemm.h"
+#include "limits.h"
 #include "norms.h"
 #include "rope.h"
 
@@ -57,6 +58,8 @@ constexpr KernelTable table_of(const char* isa) {
         narrow_all<Weight>,
         narrow_all<In>,
         widen_all<In>,
+        read_all<Isa>,
+        multiply<Isa, Weight>,
     };
 }
 

@@ -1,6 +1,5 @@
 #include "thread_pool.h"
 
-#include <pthread.h>
 #include <sched.h>
 
 namespace kvrelay {
@@ -13,24 +12,6 @@ inline void pause() {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
 #endif
-}
-
-std::vector<int> own_cores() {
-    cpu_set_t set;
-    std::vector<int> cores;
-    if (sched_getaffinity(0, sizeof set, &set) == 0) {
-        for (int core = 0; core < CPU_SETSIZE; ++core) {
-            if (CPU_ISSET(core, &set)) cores.push_back(core);
-        }
-    }
-    return cores;
-}
-
-void pin(std::thread& thread, int core) {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    CPU_SET(core, &set);
-    pthread_setaffinity_np(thread.native_handle(), sizeof set, &set);
 }
 
 }  // namespace
@@ -52,11 +33,9 @@ void Team::barrier() {
     }
 }
 
-ThreadPool::ThreadPool(int threads) : team_(threads) {
-    const std::vector<int> cores = own_cores();
+ThreadPool::ThreadPool(int threads) : team_(threads), cores_(threads) {
     for (int thread = 1; thread < threads; ++thread) {
         others_.emplace_back([this, thread] { serve(thread); });
-        if (cores.size() == static_cast<size_t>(threads)) pin(others_.back(), cores[thread]);
     }
 }
 
@@ -70,7 +49,13 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::run(const std::function<void(int, Team&)>& work) {
+    if (threads() == 1) {
+        work(0, team_);
+        return;
+    }
     std::lock_guard alone(one_caller_);
+    // Only for now: what the caller starts later must not inherit one core.
+    const cpu_set_t before = cores_.take(0);
     {
         std::lock_guard lock(mutex_);
         work_ = &work;
@@ -81,9 +66,11 @@ void ThreadPool::run(const std::function<void(int, Team&)>& work) {
     work(0, team_);
     std::unique_lock lock(mutex_);
     done_.wait(lock, [this] { return running_ == 0; });
+    Cores::give_back(before);
 }
 
 void ThreadPool::serve(int thread) {
+    cores_.take(thread);
     uint64_t seen = 0;
     while (true) {
         const std::function<void(int, Team&)>* work;

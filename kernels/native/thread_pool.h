@@ -9,6 +9,8 @@
 #include <thread>
 #include <vector>
 
+#include "affinity.h"
+
 namespace kvrelay {
 
 // What one thread of a step knows about itself and the others.
@@ -30,8 +32,7 @@ class Team {
 
 class ThreadPool {
   public:
-    // The caller of `run` is the first thread. If there are as many as the process may use cores, each of the
-    // others keeps a core of its own; with fewer or more the scheduler decides, since others share the cores.
+    // The caller of `run` is the first thread. They share the cores of the thread that makes the pool.
     explicit ThreadPool(int threads);
     ~ThreadPool();
     ThreadPool(const ThreadPool&) = delete;
@@ -46,6 +47,7 @@ class ThreadPool {
     void serve(int thread);
 
     Team team_;
+    const Cores cores_;
     std::mutex one_caller_;
     std::mutex mutex_;
     std::condition_variable wake_;
