@@ -1,6 +1,8 @@
 """How gunicorn serves the gateway: one process, one reader on Redis, a thread per stream."""
 
 import ctypes
+import socket
+import struct
 from typing import Any
 
 from app.supervisor import die_with_parent
@@ -8,6 +10,8 @@ from relay.settings import Settings
 
 _M_ARENA_MAX = -8  # malloc.h of glibc; other libraries have no mallopt, or ignore it
 _ARENAS = 2
+_RECEIVE_S = 10  # the longest pause within a request's head or body
+_SEND_S = 60  # the longest time in which a client reads nothing of what waits for it
 
 _settings = Settings.from_env()
 
@@ -22,6 +26,13 @@ graceful_timeout = _settings.grace_s
 preload_app = False  # connections and the reader thread must be made after the fork
 control_socket_disable = True  # one path for all gateways of a user, and nobody uses it
 accesslog = None  # the app logs each request itself
+
+
+def when_ready(server: Any) -> None:
+    """Each stalled client would hold a thread for ever. What a listener accepts inherits its timeouts."""
+    for listener in server.LISTENERS:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _RECEIVE_S, 0))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_S, 0))
 
 
 def post_fork(server: Any, worker: Any) -> None:

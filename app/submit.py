@@ -6,7 +6,7 @@ import uuid
 from typing import NamedTuple
 
 from flask import current_app, g, request
-from werkzeug.exceptions import RequestEntityTooLarge
+from werkzeug.exceptions import ClientDisconnected, RequestEntityTooLarge
 
 from app.admission import missing, most_output_tokens
 from app.body import Body, read_body
@@ -42,6 +42,9 @@ def current_body() -> Body:
         _discard_body()
         message = f"The body may hold at most {current_app.config['MAX_CONTENT_LENGTH']} bytes."
         raise ApiError(413, message, code="request_entity_too_large") from None
+    except ClientDisconnected:
+        message = "The body stopped before its end: send it without long pauses."
+        raise ApiError(408, message, code="request_timeout") from None
     return read_body(raw, request.content_type)
 
 

@@ -1,9 +1,11 @@
-"""What bodies cost the gateway: the connection of one that is too large, and memory that stays."""
+"""What clients cost the gateway: bodies that are too large or never complete, and memory that stays."""
 
 import http.client
 import secrets
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,20 @@ def test_long_prompts_do_not_stay_in_memory(gateway: GatewayProcess) -> None:
         replies = list(pool.map(lambda _: gateway.call("POST", "/v1/requests", LONG), range(4 * CLIENTS)))
     assert {reply.status for reply in replies} == {400}
     assert resident_mb(gateway) - before < MOST_GROWTH_MB
+
+
+def test_stalled_clients_do_not_keep_the_threads(
+    valkey: RedisServer, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    head = b"POST /v1/requests HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n"
+    log = tmp_path_factory.mktemp("stalled") / "log"
+    with GatewayProcess(valkey.url, "stalled", log, GATEWAY_THREADS="4") as gateway, ExitStack() as stack:
+        address = ("127.0.0.1", gateway.port)
+        stalled = [stack.enter_context(socket.create_connection(address, timeout=30)) for _ in range(4)]
+        for each, sent in zip(stalled, (head, head, head + b"\r\n{", head + b"\r\n{"), strict=True):
+            each.sendall(sent)
+        assert gateway.call("GET", "/health").status == 200
+        assert all(b"request_timeout" in each.recv(1000) for each in stalled[2:])
 
 
 def resident_mb(gateway: GatewayProcess) -> float:
