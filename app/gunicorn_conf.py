@@ -16,7 +16,7 @@ _SEND_S = 60  # the longest time in which a client reads nothing of what waits f
 _settings = Settings.from_env()
 
 bind = f"{_settings.host}:{_settings.port}"
-worker_class = "gthread"
+worker_class = "app.gateway_worker.GatewayWorker"
 workers = 1
 threads = _settings.gateway_threads
 worker_connections = 2 * _settings.gateway_threads  # those beyond `threads` are kept alive, idle

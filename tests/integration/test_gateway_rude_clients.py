@@ -59,6 +59,17 @@ def test_stalled_clients_do_not_keep_the_threads(
         assert all(b"request_timeout" in each.recv(1000) for each in stalled[2:])
 
 
+def test_clients_that_do_not_close_make_nobody_wait(gateway: GatewayProcess) -> None:
+    address = ("127.0.0.1", gateway.port)
+    with ExitStack() as stack:
+        # Waiting for one after the other would take longer than a call may.
+        clients = [stack.enter_context(socket.create_connection(address, timeout=30)) for _ in range(20)]
+        for client in clients:
+            client.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        assert all(client.recv(1000).startswith(b"HTTP/1.1 200") for client in clients)
+        assert gateway.call("GET", "/health").status == 200
+
+
 def resident_mb(gateway: GatewayProcess) -> float:
     status = Path(f"/proc/{gateway.worker_process_id}/status").read_text()
     return int(status.split("VmRSS:")[1].split()[0]) / 1000
