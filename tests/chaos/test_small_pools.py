@@ -9,7 +9,7 @@ from relay.request import State
 from tests.chaos.cluster import Cluster, Happened
 from tests.chaos.faults import Fault, Kind, When
 from tests.chaos.load import ANSWERED_S, Prompt, greedy, prompts, submit, undisturbed
-from tests.chaos.watch import Watch, compare, leaks
+from tests.chaos.watch import Watch, compare, leaks, orphans, recoveries
 from tests.integration.until import until
 
 POOL_TOKENS = 768
@@ -52,6 +52,27 @@ def test_a_retracted_request_ends_with_the_same_text(cluster: Cluster) -> None:
     assert [record.attempts for record in records if record] == [1] * len(ids)
     assert not watch.problems
     assert not compare([ended[request_id] for request_id in ids], apart)
+    assert not leaks(cluster)
+
+
+@pytest.mark.parametrize(("role", "transition"), [("prefill", "computed"), ("decode", "emit")])
+def test_the_only_worker_of_a_pool_is_killed_and_restarted(
+    cluster: Cluster, role: str, transition: str
+) -> None:
+    """How soon its legs are claimed again depends on how fast a worker starts here."""
+    load = prompts(seed=7, count=6)
+    expected = undisturbed(cluster, load)
+    fault = Fault(1, role, Kind.KILL, transition, When.AFTER, 4)
+    cluster.arm([fault])
+    ids = submit(cluster, load)
+    watch = Watch(cluster, ids)
+    killed = cluster.wait_for(fault)
+    claims = recoveries(cluster, orphans(cluster, killed.boot), killed.at, ANSWERED_S)
+    ended = watch.all_ended(ANSWERED_S)
+    print(f"only {role} worker: claimed again after {sorted(round(c.seconds, 2) for c in claims)} s")
+    assert not watch.problems
+    assert not compare([ended[request_id] for request_id in ids], expected)
+    cluster.ready()
     assert not leaks(cluster)
 
 
