@@ -26,6 +26,14 @@ log = logging.getLogger(__name__)
 
 _DRAIN_POLL_S = 0.02
 
+_celery_worker: Any = None  # Celery's own object of this process: a pool is not told of it
+
+
+@signals.celeryd_init.connect
+def _remember(instance: Any, **_: Any) -> None:
+    global _celery_worker
+    _celery_worker = instance
+
 
 class EngineHost(Protocol):
     """What runs the legs. Every call comes from the hub thread and none may block, but `start` and `stop`."""
@@ -198,8 +206,16 @@ class EnginePool(BasePool):  # type: ignore[misc]
         if self._host is not None:
             self._wait(self._host)
             self._host.stop()
-            atexit.register(_leave)
+            atexit.register(self._leave)
         self._apply_ends()
+
+    def _leave(self) -> None:
+        """The last act of a process whose host has stopped. Taking the interpreter apart around native
+        libraries has been seen to run for ever in the garbage collector, and nothing is left to do."""
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(getattr(_celery_worker, "exitcode", None) or os.EX_OK)
 
     def _wait(self, host: EngineHost) -> None:
         told = False
@@ -227,15 +243,6 @@ class EnginePool(BasePool):  # type: ignore[misc]
         info["running"] = len(self._running)
         info["engine"] = self._host.stats() if self._host is not None else {}
         return info
-
-
-def _leave() -> None:
-    """The last act of a process whose host has stopped. Taking the interpreter apart around native libraries
-    has been seen to run for ever in the garbage collector, and nothing is left to do."""
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(os.EX_OK)
 
 
 def _end(request: Request, result: str, failed: bool) -> None:

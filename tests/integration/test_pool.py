@@ -240,15 +240,24 @@ def test_a_cold_shutdown_hands_back(start: Start, signals: tuple[signal.Signals,
     assert "abort req_1" not in worker.calls()
 
 
-def test_a_host_that_cannot_start_ends_the_worker_with_its_message(
-    start: Start, tmp_path: Path
-) -> None:
+def test_a_host_that_cannot_start_ends_the_worker_with_its_message(start: Start, tmp_path: Path) -> None:
     (tmp_path / "orders").mkdir()
     (tmp_path / "orders" / "unusable").touch()
     worker = start()
     assert worker.ended() == os.EX_CONFIG
     assert "the model is unusable: set MODEL to another one" in worker.log.read_text()
     assert "Traceback" not in worker.log.read_text()
+
+
+def test_an_error_that_celery_cannot_survive_shows_in_the_exit_status(
+    broker: RedisServer, start: Start
+) -> None:
+    """A supervisor that restarts on failure has to see one."""
+    worker = start().ready()
+    with broker.client() as client:
+        client.config_set("min-replicas-to-write", 1)  # from now on the server refuses to pop from a queue
+    assert worker.ended() == 1
+    assert worker.calls()[-1] == "stop"
 
 
 def test_work_in_flight_survives_three_restarts_of_redis(broker: RedisServer, start: Start) -> None:
