@@ -268,3 +268,32 @@ def test_posts_ascend_by_where_they_land() -> None:
     remote = np.concatenate([post.remote for post in post_all(state) if isinstance(post, PagePost)])
     assert (np.diff(remote) > 0).all()
     assert state.descriptors > 0
+
+
+def test_a_part_goes_out_when_the_device_is_done_with_it() -> None:
+    reached = 0
+    marks = [Computed("k", i, i + 1, 0, PAGES, lambda i=i: reached > i) for i in range(LAYERS)]
+    state = fresh()
+    bootstrap(state)
+    for part in marks:
+        state.computed(part)
+    state.seal(SEAL, 1.0)
+    for reached in range(1, LAYERS + 1):
+        (post,) = post_all(state)
+        assert isinstance(post, PagePost)
+        assert {int(block) // POOL for block in post.local} == {reached - 1}
+        assert state.due() is None
+        state.done(post, 1.0)
+        if reached < LAYERS:
+            assert state.due() is None, "the row waits for every part"
+    (row,) = post_all(state)
+    assert isinstance(row, RowPost)
+
+
+def test_a_closed_room_does_not_wait_for_the_device() -> None:
+    state = fresh()
+    bootstrap(state)
+    state.computed(Computed("k", 0, LAYERS, 0, PAGES, lambda: False))
+    assert state.due() is None
+    state.close()
+    assert told(state) == [Settled(5)]

@@ -20,6 +20,7 @@ from workers.engine.messages import (
     Event,
     Heartbeat,
     Produced,
+    Ready,
     Retracted,
     Sampled,
     Stop,
@@ -158,6 +159,7 @@ class Engine:
         sampled: list[Sampled | Unsampleable] = []
         if sampling := [self._sampling_row(row.sequence) for row in rows if row.samples]:
             sampled = self._sampler.sample(logits, sampling)
+        self._runner.wait()  # nothing to do after a sample: it had to be read
         ended = perf_counter()
         decoded = sum(row.sequence.decoding for row in rows)
         self._scheduler.finish(rows, sampled, monotonic())
@@ -177,12 +179,14 @@ class Engine:
         if not relayed:
             return None
 
-        def on_layers(first_layer: int, last_layer: int) -> None:
+        def on_layers(first_layer: int, last_layer: int, ready: Ready | None) -> None:
             for row in relayed:
                 # A chunk starts at a page, and only the last one of a prompt leaves a page unfilled.
                 first_page = row.sequence.computed_tokens // self._page_size
                 last_page = policy.pages_for(row.context_tokens, self._page_size)
-                self._on_computed(Computed(row.sequence.key, first_layer, last_layer, first_page, last_page))
+                self._on_computed(
+                    Computed(row.sequence.key, first_layer, last_layer, first_page, last_page, ready)
+                )
 
         return on_layers
 

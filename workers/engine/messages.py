@@ -1,5 +1,6 @@
 """What the engine thread is told and what it tells. A leg is named by its `key`: the nonce of its claim."""
 
+from collections.abc import Callable
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -132,16 +133,19 @@ Event = LegEvent | Crashed
 
 # ---- to the transfer thread, while a chunk is being computed
 
+Ready = Callable[[], bool]
+
 
 class Computed(NamedTuple):
     """Layers [first_layer, last_layer) of the pages at [first_page, last_page) of the leg's page list
-    are complete."""
+    are complete, or, with `ready`, queued on a device and complete once it says so. Any thread may ask."""
 
     key: str
     first_layer: int
     last_layer: int
     first_page: int
     last_page: int
+    ready: Ready | None = None
 
 
 # ---- to the output thread, once per step

@@ -8,9 +8,10 @@ from torch import Tensor
 from kernels.base import Plan
 from workers.engine.batch import Batch, Row
 from workers.engine.kv_pool import KVPool
+from workers.engine.messages import Ready
 from workers.models.model import Model
 
-OnLayers = Callable[[int, int], None]
+OnLayers = Callable[[int, int, Ready | None], None]
 
 
 class ModelRunner:
@@ -30,8 +31,8 @@ class ModelRunner:
     def forward(self, batch: Batch, plan: Plan, on_layers: OnLayers | None = None) -> Tensor:
         """Logits float32 [R, vocab] of the batch's `logit_rows`.
 
-        `on_layers(first, last)` is called when the KV of layers [first, last) is complete and may be read by
-        anyone.
+        `on_layers(first, last, ready)` is called when the KV of layers [first, last) is complete and may be
+        read by anyone; on a GPU, where it is only queued then, from the moment that `ready()` is true.
         """
         on_layer = self._grouped(on_layers) if on_layers is not None else None
         return self._model.forward(
@@ -45,8 +46,18 @@ class ModelRunner:
             last = layer + 1
             if last % group and last != layers:
                 return
-            if self.kv.tensor.is_cuda:
-                torch.cuda.current_stream().synchronize()  # until then the layer is only queued
-            on_layers(layer // group * group, last)
+            on_layers(layer // group * group, last, self._mark())
 
         return on_layer
+
+    def wait(self) -> None:
+        """Until a GPU has computed all that was queued: from then on pages may be freed and sent."""
+        if self.kv.tensor.is_cuda:
+            torch.cuda.current_stream().synchronize()
+
+    def _mark(self) -> Ready | None:
+        if not self.kv.tensor.is_cuda:
+            return None
+        event = torch.cuda.Event()
+        event.record()
+        return event.query

@@ -75,7 +75,8 @@ class RoomState:
         self._peer_pages = peer_pages
 
     def computed(self, part: Computed) -> None:
-        """These blocks may be read. In any order, each block once."""
+        """These blocks may be read once the part is ready. In any order, each block once; parts that wait for
+        the device go out in the order told, which is the order it computes them in."""
         if not self._open:
             return
         layers, pages = self._computed.shape
@@ -162,7 +163,7 @@ class RoomState:
         return not self.closed and self.error is None
 
     def _next_part(self, destination: Destination) -> PagePost | None:
-        if not self._parts:
+        if not self._parts or not _is_ready(self._parts[0]):
             return None
         part = self._parts.popleft()
         if part.last_page > len(destination.pages):
@@ -175,6 +176,8 @@ class RoomState:
 
     def _row_due(self, destination: Destination) -> RowPost | None:
         if self._seal is None or self._row_posted or self.in_flight or self.error is not None:
+            return None
+        if self._parts:  # computed, but the device is not done with them
             return None
         pages = self._seal.pages
         if not self._computed[:, :pages].all():
@@ -191,3 +194,7 @@ class RoomState:
         if self.closed and self.in_flight == 0 and Settled not in self._told:
             return Settled(self.room)
         return None
+
+
+def _is_ready(part: Computed) -> bool:
+    return part.ready is None or part.ready()
