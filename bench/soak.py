@@ -8,13 +8,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
 from bench import client, machine
 from bench.system import System
 from bench.table import show
-from relay.rooms import Rooms
-from relay.settings import Settings
-from relay.worker_card import WorkerCard
 
 REQUESTS = int(os.environ.get("SOAK_REQUESTS", "2000"))
 CANCELLED_SHARE = 0.05
@@ -22,29 +20,38 @@ KILL_EVERY = 200
 CLIENTS = 8
 WARM_UP_REQUESTS = 100
 SETTLE_S = 60.0
+WORKERS = 4
 
 
 def run() -> None:
-    redis_url = os.environ.get("SOAK_REDIS_URL")
-    env = {"PREFILL_WORKERS": "2", "DECODE_WORKERS": "2", "KV_POOL_MB": "128"}
-    with System(**env, **({"REDIS_URL": redis_url} if redis_url else {})) as system:
+    with System(PREFILL_WORKERS="2", DECODE_WORKERS="2", KV_POOL_MB="128") as system:
         soak = Soak(system)
         soak.load(WARM_UP_REQUESTS, kills=False)
-        pages, memory = soak.settled_pages(), soak.memory_mb()
+        before, memory = soak.settled_pages(), soak.memory_mb()
+        soak.outcomes.clear()
         started = time.monotonic()
         soak.load(REQUESTS, kills=True)
         seconds = time.monotonic() - started
-        pages_after, memory_after = soak.settled_pages(), soak.memory_mb()
+        after, memory_after = soak.settled_pages(), soak.memory_mb()
     show(
-        f"{REQUESTS} requests, {soak.cancelled} cancelled, {soak.kills} workers killed, "
-        f"{seconds:.0f} s, outcomes {soak.outcomes}",
+        f"{REQUESTS} requests, {soak.kills} workers killed, {seconds:.0f} s, outcomes {soak.outcomes}",
         ("process", "MB before", "MB after"),
         [(name, memory.get(name, float("nan")), memory_after[name]) for name in sorted(memory_after)],
     )
     show(
-        "Pages when idle",
-        ("role", "before: held", "quarantined", "after: held", "quarantined"),
-        [(role, *pages[role], *pages_after[role]) for role in sorted(pages_after)],
+        "KV pages when idle (goal: as before, none held, none in quarantine)",
+        ("worker", "held before", "held after", "quarantined after", "free and cached before", "after"),
+        [
+            (
+                name,
+                before[name]["held"],
+                pages["held"],
+                pages["quarantined"],
+                before[name]["free"] + before[name]["cached"],
+                pages["free"] + pages["cached"],
+            )
+            for name, pages in sorted(after.items())
+        ],
     )
 
 
@@ -53,7 +60,6 @@ class Soak:
         self._system = system
         self._rng = random.Random(5)
         self._lock = threading.Lock()
-        self.cancelled = 0
         self.kills = 0
         self.outcomes: dict[str, int] = {}
 
@@ -85,7 +91,6 @@ class Soak:
             if chance < CANCELLED_SHARE:
                 time.sleep(rng.random() * 0.5)
                 http.delete(f"/v1/requests/{request_id}").raise_for_status()
-                self.cancelled += 1
             while True:
                 reply = http.get(f"/v1/requests/{request_id}", params={"wait": 30}).json()
                 if reply["status"] in ("finished", "failed", "cancelled"):
@@ -101,23 +106,26 @@ class Soak:
             victims[self._rng.choice(sorted(victims))].send_signal(signal.SIGKILL)
             self.kills += 1
 
-    def settled_pages(self) -> dict[str, tuple[int, int]]:
-        """Pages held and quarantined by role, once all workers are up and idle."""
+    def settled_pages(self) -> dict[str, dict[str, float]]:
+        """Pages by worker and state, once all workers are back and idle."""
         deadline = time.monotonic() + SETTLE_S
-        while time.monotonic() < deadline:
-            cards = self._cards()
-            if len(cards) == 4 and all(
-                card.load.held_pages == card.load.quarantined_pages == 0 for card in cards
-            ):
-                break
+        while True:
+            pages = self._pages()
+            idle = all(states["held"] == states["quarantined"] == 0 for states in pages.values())
+            if (len(pages) == WORKERS and idle) or time.monotonic() > deadline:
+                return pages
             time.sleep(1)
-        return {card.name: (card.load.held_pages, card.load.quarantined_pages) for card in self._cards()}
 
     def memory_mb(self) -> dict[str, float]:
         return {name: process.memory_info().rss / 1e6 for name, process in self._system.processes().items()}
 
-    def _cards(self) -> list[WorkerCard]:
-        return Rooms(self._system.redis_url, Settings.from_env().model_name).workers()
+    def _pages(self) -> dict[str, dict[str, float]]:
+        pages: dict[str, dict[str, float]] = {}
+        text = httpx.get(f"{self._system.url}/metrics").text
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples if family.name == "kvrelay_kv_pages" else ():
+                pages.setdefault(sample.labels["worker"], {})[sample.labels["state"]] = sample.value
+        return pages
 
 
 def _accepted(http: httpx.Client, body: dict[str, object]) -> str:

@@ -52,7 +52,9 @@ class System:
         assert self._process is not None
         found = {"up": psutil.Process(self._process.pid)}
         for process in found["up"].children():
-            found[_program(process.cmdline())] = process
+            name = _program(process.cmdline())
+            found[name] = process
+            found |= {f"{name} child": child for child in process.children()}
         return found
 
     def _ready(self) -> bool:
