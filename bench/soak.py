@@ -21,6 +21,7 @@ CLIENTS = 8
 WARM_UP_REQUESTS = 100
 SETTLE_S = 60.0
 WORKERS = 4
+CARD_TTL_S = 11.0
 
 
 def run() -> None:
@@ -108,6 +109,7 @@ class Soak:
 
     def settled_pages(self) -> dict[str, dict[str, float]]:
         """Pages by worker and state, once all workers are back and idle."""
+        time.sleep(CARD_TTL_S)  # until then the cards of killed workers are still shown
         deadline = time.monotonic() + SETTLE_S
         while True:
             pages = self._pages()
