@@ -1,15 +1,19 @@
 // Causal attention over pages, one pass with a running softmax (Dao et al., https://arxiv.org/abs/2205.14135).
 //
-// A block of keys of one head is brought into the form of a packed matrix whose outputs are the tokens, a block of
-// values into one whose outputs are the dimensions. Scores and weighted values are then products like any other.
+// With many rows of queries a block of keys and one of values become packed matrices, and scores and weighted values
+// are products like any other. With few rows they are computed from the pages as they are.
 #pragma once
 
+#include "few_queries.h"
 #include "gemm.h"
+#include "kv_panels.h"
+#include "read_ahead.h"
 
 namespace kvrelay {
 namespace {
 
-constexpr int kBlock = 128;  // keys at a time: their scores and panels stay in the first-level cache
+constexpr int kBlock = 128;        // keys at a time: their scores and panels stay in the first-level cache
+constexpr int kShortBlock = 64;    // with few rows: the next one is fetched meanwhile
 constexpr float kLowest = -1e30f;  // below any score; finite, so that differences are
 
 template <class Isa, class Weight>
@@ -17,36 +21,36 @@ struct PagedAttention {
     using F = typename Isa::F;
     using U = typename Isa::U;
     using Product = Gemm<Isa, Weight>;
+    using Few = FewQueries<Isa, Weight>;
+    using Panels = KVPanels<Isa, Weight>;
     using In = Input<Isa, Weight>;
 
     static constexpr int width = Isa::width;
-    static constexpr int block_units = kBlock / pack<Weight>;
+    static constexpr size_t value_panel_bytes = size_t(kBlock) * kPanel * sizeof(Weight);
 
     static int padded(int n) { return (n + kPanel - 1) / kPanel * kPanel; }
 
     // ---- memory of one call
 
     struct Memory {
-        const Weight** key_rows;  // [2][kBlock]: of this block and the next
-        Weight* zeros;            // [head_dim]: a token that is not there
-        char* keys;               // panels of 16 tokens, [head_dim / pack][16] units each
-        char* values;             // panels of 16 dimensions, [kBlock / pack][16] units each
-        In* q;                    // [rows, head_dim]
-        float* scores;            // [rows, kBlock]
-        In* weights;              // [rows, kBlock]
-        float* highest;           // [heads, rows]
-        float* total;             // [heads, rows]
-        float* shrink;            // [rows]: what a new highest score does to earlier sums
-        float* sums;              // [heads, rows, padded head_dim]
+        Weight* zeros;       // [head_dim]: a token that is not there
+        char* key_panels;    // of the block, where they are packed
+        char* value_panels;
+        In* q;               // [rows, head_dim]
+        float* scores;       // [rows, kBlock]
+        In* weights;         // [rows, kBlock]
+        float* highest;      // [heads, rows]
+        float* total;        // [heads, rows]
+        float* shrink;       // [rows]: what a new highest score does to earlier sums
+        float* sums;         // [heads, rows, padded head_dim]
     };
 
     // `states` counts the rows of all KV heads, `rows` those of one.
     template <class Take>
     static void lay_out(Memory& memory, int rows, int states, int head_dim, Take take) {
-        take(memory.key_rows, 2 * kBlock);
         take(memory.zeros, head_dim);
-        take(memory.keys, kBlock * head_dim * sizeof(Weight));
-        take(memory.values, kBlock * padded(head_dim) * sizeof(Weight));
+        take(memory.key_panels, kBlock * head_dim * sizeof(Weight));
+        take(memory.value_panels, padded(head_dim) / kPanel * value_panel_bytes);
         take(memory.q, rows * head_dim);
         take(memory.scores, rows * kBlock);
         take(memory.weights, rows * kBlock);
@@ -78,139 +82,57 @@ struct PagedAttention {
             at = reinterpret_cast<std::remove_reference_t<decltype(at)>>(next);
             next += (count * sizeof(*at) + 63) / 64 * 64;
         });
-        std::memset(memory.zeros, 0, kv.head_dim * sizeof(Weight));
+        std::memset(static_cast<void*>(memory.zeros), 0, kv.head_dim * sizeof(Weight));
         std::memset(memory.total, 0, states * sizeof(float));
         std::memset(memory.sums, 0, states * size_t(dims) * sizeof(float));
         for (int i = 0; i < states; ++i) memory.highest[i] = kLowest;
 
-        const Weight** now = memory.key_rows;
-        const Weight** later = now + kBlock;
-        locate(job, job.first_key, now, memory.zeros);
-        for (int key = job.first_key; key < job.last_key; key += kBlock) {
-            locate(job, key + kBlock, later, memory.zeros);
-            const int keys = job.last_key - key < kBlock ? job.last_key - key : kBlock;
+        const bool few = Few::fits(rows, kv.head_dim);
+        const int block = few ? kShortBlock : kBlock;
+        if (few) ReadAhead(job, job.first_key, end_of(job, job.first_key + block)).fetch(INT32_MAX);
+        for (int key = job.first_key; key < job.last_key; key += block) {
+            const int keys = end_of(job, key + block) - key;
+            ReadAhead ahead(job, key + block, few ? end_of(job, key + 2 * block) : key + block);
             for (int head = 0; head < heads; ++head) {
-                const int at = (job.first_head + head) * kv.head_dim;
-                const bool last = head + 1 == heads;
-                pack_keys(memory, now, at, last ? later : now, last ? job.first_head * kv.head_dim : at + kv.head_dim,
-                          padded(keys), kv.head_dim);
-                pack_values(memory, now, last ? later : now, at,
-                            last ? job.first_head * kv.head_dim : at + kv.head_dim, padded(keys), kv);
+                const Weight *key_rows[kBlock], *value_rows[kBlock];
+                locate(job, key, keys, job.first_head + head, memory.zeros, key_rows, value_rows);
                 gather_queries(job, memory, job.first_head + head, group);
-                score(memory, rows, keys, kv);
+                if (few) {
+                    Few::score(key_rows, padded(keys), memory.q, rows, kv.head_dim, memory.scores, kBlock, ahead);
+                } else {
+                    score_panels(memory, key_rows, rows, keys, kv.head_dim);
+                }
                 weigh(job, memory, head * rows, rows, group, key, keys);
-                add_values(memory, head * rows, rows, keys, kv.head_dim);
+                if (few) {
+                    Few::add_values(value_rows, padded(keys), memory.weights, kBlock, rows, kv.head_dim, memory.shrink,
+                                    memory.sums + head * rows * int64_t{dims}, dims, ahead);
+                } else {
+                    add_value_panels(memory, value_rows, head * rows, rows, keys, kv.head_dim);
+                }
             }
-            std::swap(now, later);
         }
         finish(job, memory, heads, rows, group);
     }
 
-    // Where the keys of a block are; those beyond the last are zeros.
-    static void locate(const Attention& job, int key, const Weight** rows, const Weight* zeros) {
+    static int end_of(const Attention& job, int key) { return key < job.last_key ? key : job.last_key; }
+
+    // Where a head's keys and values of a block are; those beyond the last are zeros.
+    static void locate(
+        const Attention& job, int key, int keys, int head, const Weight* zeros, const Weight** key_rows,
+        const Weight** value_rows
+    ) {
         const PagedKV& kv = *job.kv;
-        const int64_t row_values = int64_t{kv.kv_heads} * kv.head_dim;
-        const Weight* pool = static_cast<const Weight*>(kv.pool);
-        for (int i = 0; i < kBlock; ++i, ++key) {
-            if (key >= job.last_key) {
-                rows[i] = nullptr;
-                continue;
-            }
-            const int64_t row = int64_t{job.table[key / kv.page_size]} * 2 * kv.page_size + key % kv.page_size;
-            rows[i] = pool + row * row_values;
-        }
-        (void)zeros;
-    }
-
-    static void prefetch(const Weight* row, int at, int head_dim) {
-        if (!row) return;
-        const char* from = reinterpret_cast<const char*>(row + at);
-        for (size_t byte = 0; byte < head_dim * sizeof(Weight); byte += 64) __builtin_prefetch(from + byte, 0, 2);
-    }
-
-    // Transpose squares of `width` tokens by `width` units: log2(width) rounds of interleaving.
-    static void pack_keys(
-        Memory& memory, const Weight* const* rows, int at, const Weight* const* next_rows, int next_at, int keys,
-        int head_dim
-    ) {
-        const int units = head_dim / pack<Weight>;
-        for (int key = 0; key < keys; key += width) {
-            char* panel = memory.keys + size_t(key / kPanel) * units * kPanel * 4 + key % kPanel * 4;
-            const char* from[width];
-            for (int i = 0; i < width; ++i) {
-                const Weight* row = rows[key + i];
-                from[i] = reinterpret_cast<const char*>(row ? row + at : memory.zeros);
-                prefetch(next_rows[key + i], next_at, head_dim);
-            }
-            for (int unit = 0; unit < units; unit += width) {
-                const int count = units - unit < width ? units - unit : width;
-                U square[width];
-                if (count == width) {
-#pragma GCC unroll 16
-                    for (int i = 0; i < width; ++i) square[i] = load<U>(from[i] + unit * 4);
-                } else {
-                    for (int i = 0; i < width; ++i) {
-                        square[i] = U{};
-                        std::memcpy(&square[i], from[i] + unit * 4, count * 4);
-                    }
-                }
-                transpose(square);
-                for (int i = 0; i < count; ++i) store(panel + (unit + i) * kPanel * 4, square[i]);
+        const int64_t row = int64_t{kv.kv_heads} * kv.head_dim;
+        const Weight* pool = static_cast<const Weight*>(kv.pool) + head * kv.head_dim;
+        int page = key / kv.page_size, slot = key % kv.page_size;
+        for (int i = 0; i < keys; ++page, slot = 0) {
+            const Weight* at = pool + (int64_t{job.table[page]} * 2 * kv.page_size + slot) * row;
+            for (; slot < kv.page_size && i < keys; ++slot, ++i, at += row) {
+                key_rows[i] = at;
+                value_rows[i] = at + kv.page_size * row;
             }
         }
-    }
-
-    static inline __attribute__((always_inline)) void transpose(U (&square)[width]) {
-#pragma GCC unroll 4
-        for (int round = 1; round < width; round *= 2) {
-            U mixed[width];
-#pragma GCC unroll 16
-            for (int i = 0; i < width / 2; ++i) {
-                Isa::interleave(square[i], square[i + width / 2], mixed[2 * i], mixed[2 * i + 1]);
-            }
-#pragma GCC unroll 16
-            for (int i = 0; i < width; ++i) square[i] = mixed[i];
-        }
-    }
-
-    static void pack_values(
-        Memory& memory, const Weight* const* rows, const Weight* const* next_rows, int at, int next_at, int keys,
-        const PagedKV& kv
-    ) {
-        const int64_t to_value = int64_t{kv.page_size} * kv.kv_heads * kv.head_dim;
-        constexpr int step = pack<Weight>;
-        const int whole = kv.head_dim / kPanel * kPanel;
-        for (int key = 0; key < keys; key += step) {
-            const Weight* from[step];
-            for (int i = 0; i < step; ++i) {
-                const Weight* row = rows[key + i];
-                from[i] = row ? row + to_value + at : memory.zeros;
-                prefetch(next_rows[key + i] ? next_rows[key + i] + to_value : nullptr, next_at, kv.head_dim);
-            }
-            char* to = memory.values + size_t(key / step) * kPanel * 4;
-            constexpr size_t panel_bytes = size_t(block_units) * kPanel * 4;
-            for (int dim = 0; dim < whole; dim += kPanel, to += panel_bytes) {
-                for (int i = 0; i < kPanel; i += width) store(to + i * 4, units(from, dim + i));
-            }
-            for (int dim = whole; dim < padded(kv.head_dim); ++dim) {
-                Weight values[step] = {};
-                for (int i = 0; i < step; ++i) {
-                    if (dim < kv.head_dim) values[i] = from[i][dim];
-                }
-                std::memcpy(to + (dim - whole) * 4, values, 4);
-            }
-        }
-    }
-
-    // The same dimensions of `pack` tokens, side by side.
-    static U units(const Weight* const* from, int dim) {
-        if constexpr (sizeof(Weight) == 4) {
-            return load<U>(from[0] + dim);
-        } else {
-            const U first = __builtin_convertvector(load<typename Isa::H>(from[0] + dim), U);
-            const U second = __builtin_convertvector(load<typename Isa::H>(from[1] + dim), U);
-            return first | (second << 16);
-        }
+        for (int i = keys; i < padded(keys); ++i) key_rows[i] = value_rows[i] = zeros;
     }
 
     static void gather_queries(const Attention& job, Memory& memory, int kv_head, int group) {
@@ -222,16 +144,11 @@ struct PagedAttention {
         }
     }
 
-    static void score(Memory& memory, int rows, int keys, const PagedKV& kv) {
-        const size_t panel_bytes = size_t(kv.head_dim) * kPanel * sizeof(Weight);
-        products(memory.keys, panel_bytes, padded(keys) / kPanel, memory.q, kv.head_dim, rows, kv.head_dim,
-                 [&](int panel, int row, const float* sums) {
-                     float* out = memory.scores + row * kBlock + panel * kPanel;
-                     for (int i = 0; i < kPanel; i += width) {
-                         F value = load<F>(sums + i) * kv.scale;
-                         if (kv.soft_cap > 0) value = tanh<Isa>(value / kv.soft_cap) * kv.soft_cap;
-                         store(out + i, value);
-                     }
+    static void score_panels(Memory& memory, const Weight* const* key_rows, int rows, int keys, int head_dim) {
+        Panels::pack_keys(key_rows, padded(keys), head_dim, memory.key_panels);
+        products(memory.key_panels, size_t(head_dim) * kPanel * sizeof(Weight), padded(keys) / kPanel, memory.q,
+                 head_dim, rows, head_dim, [&](int panel, int row, const float* sums) {
+                     std::memcpy(memory.scores + row * kBlock + panel * kPanel, sums, kPanel * sizeof(float));
                  });
     }
 
@@ -249,6 +166,7 @@ struct PagedAttention {
                 memory.shrink[row] = 1.0f;
                 continue;
             }
+            finish_scores(scores, padded(keys), *job.kv);
             for (int i = 0; i < first; ++i) scores[i] = kLowest;
             for (int i = last; i < padded(keys); ++i) scores[i] = kLowest;
             F top = load<F>(scores);
@@ -272,10 +190,21 @@ struct PagedAttention {
         }
     }
 
-    static void add_values(Memory& memory, int state, int rows, int keys, int head_dim) {
+    static void finish_scores(float* scores, int keys, const PagedKV& kv) {
+        for (int i = 0; i < keys; i += width) {
+            F value = load<F>(scores + i) * kv.scale;
+            if (kv.soft_cap > 0) value = tanh<Isa>(value / kv.soft_cap) * kv.soft_cap;
+            store(scores + i, value);
+        }
+    }
+
+    static void add_value_panels(
+        Memory& memory, const Weight* const* value_rows, int state, int rows, int keys, int head_dim
+    ) {
         const int dims = padded(head_dim);
-        products(memory.values, size_t(block_units) * kPanel * 4, dims / kPanel, memory.weights, kBlock, rows,
-                 padded(keys), [&](int panel, int row, const float* sums) {
+        Panels::pack_values(value_rows, padded(keys), head_dim, memory.value_panels, value_panel_bytes);
+        products(memory.value_panels, value_panel_bytes, dims / kPanel, memory.weights, kBlock, rows, padded(keys),
+                 [&](int panel, int row, const float* sums) {
                      float* out = memory.sums + (state + row) * int64_t{dims} + panel * kPanel;
                      for (int i = 0; i < kPanel; i += width) {
                          store(out + i, load<F>(out + i) * memory.shrink[row] + load<F>(sums + i));

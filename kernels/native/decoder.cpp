@@ -166,7 +166,7 @@ void Decoder::layer(int index, const Step& step, const Batch& batch, int thread,
     const size_t layer_bytes = size_t(step.pages) * 2 * batch.page_size() * shape_.kv_heads * shape_.head_dim *
                                size_of(shape_.dtype);
     char* layer_kv = static_cast<char*>(step.kv) + index * layer_bytes;
-    const PagedKV kv{layer_kv,        batch.page_size(), shape_.kv_heads,
+    const PagedKV kv{layer_kv,        shape_.dtype,  batch.page_size(), shape_.kv_heads,
                      shape_.head_dim, 1.0f / std::sqrt(float(shape_.head_dim)), 0.0f,
                      layer.window};
 

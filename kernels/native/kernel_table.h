@@ -31,6 +31,7 @@ struct Product {
 // row being `kv_heads * head_dim` values, and its value `page_size` rows later.
 struct PagedKV {
     const void* pool;
+    Dtype dtype;
     int page_size, kv_heads, head_dim;
     float scale;
     float soft_cap;  // 0: none

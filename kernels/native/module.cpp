@@ -106,7 +106,7 @@ NB_MODULE(_native, module) {
             [](Operations& self, Address q, Address out, Address layer_kv, int64_t pages, int page_size, int heads,
                int kv_heads, int head_dim, float scale, float soft_cap, int window, const Batch& batch) {
                 self.attention(at(q), at(out), heads, pages,
-                               {at(layer_kv), page_size, kv_heads, head_dim, scale, soft_cap, window}, batch);
+                               {at(layer_kv), self.dtype(), page_size, kv_heads, head_dim, scale, soft_cap, window}, batch);
             },
             "q"_a, "out"_a, "layer_kv"_a, "pages"_a, "page_size"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "scale"_a,
             "soft_cap"_a, "window"_a, "batch"_a, nb::call_guard<nb::gil_scoped_release>())

@@ -15,6 +15,8 @@ class Operations {
   public:
     Operations(Dtype dtype, const std::string& isa, std::shared_ptr<ThreadPool> pool);
 
+    Dtype dtype() const { return dtype_; }
+
     // k, v [tokens, width] into `layer_kv` [pages, 2, page_size, width].
     void append(const void* k, int64_t k_stride, const void* v, int64_t v_stride, void* layer_kv, int64_t pages,
                 int64_t width, const Batch& batch) const;
