@@ -241,7 +241,9 @@ struct PagedAttention {
                 } else {
                     In* out = static_cast<In*>(job.out) + at * head_dim;
                     const float share = 1.0f / memory.total[state];
-                    for (int i = 0; i < head_dim; ++i) narrow(sums[i] * share, out[i]);
+                    int i = 0;
+                    for (; i + width <= head_dim; i += width) store_float<Isa>(out + i, load<F>(sums + i) * share);
+                    for (; i < head_dim; ++i) narrow(sums[i] * share, out[i]);
                 }
             }
         }

@@ -188,6 +188,13 @@ inline float sum(typename Isa::F x) {
     return total;
 }
 
+template <class Isa, class From, class To>
+inline void convert_all(const From* from, To* to, int64_t count) {
+    int64_t i = 0;
+    for (; i + Isa::width <= count; i += Isa::width) store_float<Isa>(to + i, load_float<Isa>(from + i));
+    for (; i < count; ++i) narrow(widen(from[i]), to[i]);
+}
+
 // ---- what activations are stored as, by instruction set and weights
 
 template <class Isa, class Weight>

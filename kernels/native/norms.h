@@ -13,12 +13,16 @@ inline float inverse_rms(const float* x, int width, float eps) {
     return 1.0f / __builtin_sqrtf(squares / width + eps);
 }
 
-template <class Out>
+template <class Isa, class Out>
 inline void rms_norm(const float* x, const float* weight, void* to, int width, float eps) {
+    using F = typename Isa::F;
     Out* out = static_cast<Out*>(to);
     const float scale = inverse_rms(x, width, eps);
-#pragma omp simd
-    for (int i = 0; i < width; ++i) narrow(x[i] * scale * weight[i], out[i]);
+    int i = 0;
+    for (; i + Isa::width <= width; i += Isa::width) {
+        store_float<Isa>(out + i, load<F>(x + i) * scale * load<F>(weight + i));
+    }
+    for (; i < width; ++i) narrow(x[i] * scale * weight[i], out[i]);
 }
 
 }  // namespace

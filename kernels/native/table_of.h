@@ -10,22 +10,14 @@
 namespace kvrelay {
 namespace {
 
-template <class From, class To>
-void convert(const void* from, void* to, int64_t count) {
-    const From* x = static_cast<const From*>(from);
-    To* out = static_cast<To*>(to);
-#pragma omp simd
-    for (int64_t i = 0; i < count; ++i) narrow(widen(x[i]), out[i]);
-}
-
-template <class From>
+template <class Isa, class From>
 void widen_all(const void* from, float* to, int64_t count) {
-    convert<From, float>(from, to, count);
+    convert_all<Isa>(static_cast<const From*>(from), to, count);
 }
 
-template <class To>
+template <class Isa, class To>
 void narrow_all(const float* from, void* to, int64_t count) {
-    convert<float, To>(from, to, count);
+    convert_all<Isa>(from, static_cast<To*>(to), count);
 }
 
 template <class Isa>
@@ -47,17 +39,17 @@ constexpr KernelTable table_of(const char* isa) {
         isa,
         dtype_of<Weight>,
         dtype_of<In>,
-        rms_norm<In>,
+        rms_norm<Isa, In>,
         Gemm<Isa, Weight>::product,
         PagedAttention<Isa, Weight>::bytes,
         PagedAttention<Isa, Weight>::attend,
         PagedAttention<Isa, Weight>::merge,
-        turn<In, Weight>,
+        turn<Isa, In, Weight>,
         silu_and_mul<Isa>,
-        widen_all<Weight>,
-        narrow_all<Weight>,
-        narrow_all<In>,
-        widen_all<In>,
+        widen_all<Isa, Weight>,
+        narrow_all<Isa, Weight>,
+        narrow_all<Isa, In>,
+        widen_all<Isa, In>,
         read_all<Isa>,
         multiply<Isa, Weight>,
     };
