@@ -33,6 +33,10 @@ class AttentionBatch(NamedTuple):
     def tokens(self) -> int:
         return sum(self.query_lens_tokens)
 
+    @property
+    def decodes_only(self) -> bool:
+        return all(query == 1 for query in self.query_lens_tokens)
+
     def check(self) -> None:
         """Assert what kernels rely on: each request has queries, and pages for its whole context."""
         assert self.page_size > 0
@@ -55,6 +59,11 @@ class Kernels(Protocol):
 
     def compile(self, decoder: Decoder) -> ForwardPass:
         """A whole pass over `decoder`, whose layers it takes: by these operations or by what is faster."""
+        ...
+
+    def warm_rows(self, max_rows: int) -> list[int]:
+        """How many decodes the steps have that are best run once before any work comes, in this order; none
+        will have more than `max_rows`."""
         ...
 
     def plan(self, batch: AttentionBatch, device: torch.device) -> Plan:

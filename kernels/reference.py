@@ -57,6 +57,9 @@ class ReferenceKernels:
     def compile(self, decoder: Decoder) -> ForwardPass:
         return OpByOp(self, decoder)
 
+    def warm_rows(self, max_rows: int) -> list[int]:
+        return [1]
+
     def plan(self, batch: AttentionBatch, device: torch.device) -> Plan:
         batch.check()
         slots = [

@@ -1,0 +1,51 @@
+"""The pages of a batch as flat arrays, as FlashInfer reads them."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.base import AttentionBatch
+
+
+class PageTables(NamedTuple):
+    """All int32. R requests, their T new tokens and the P pages of their contexts, one after the other."""
+
+    query_starts: Tensor  # [R + 1]: the first new token of each request, and T
+    page_starts: Tensor  # [R + 1]: the first of its `pages`, and P
+    last_page_tokens: Tensor  # [R]: how many slots of its last page are taken
+    pages: Tensor  # [P]: only those that the context fills
+    token_requests: Tensor  # [T]
+    token_positions: Tensor  # [T]: in the context of its request
+
+    @classmethod
+    def of(cls, batch: AttentionBatch) -> "PageTables":
+        """On the host."""
+        queries = np.asarray(batch.query_lens_tokens, np.int32)
+        contexts = np.asarray(batch.context_lens_tokens, np.int32)
+        counts = -(-contexts // batch.page_size)
+        query_starts, page_starts = _starts(queries), _starts(counts)
+        # A token's position is its place among all new tokens, shifted by what is the same for its request.
+        shifts = contexts - queries - query_starts[:-1]
+        pages = [page for table, count in zip(batch.block_tables, counts) for page in table[:count]]
+        arrays = (
+            query_starts,
+            page_starts,
+            contexts - (counts - 1) * batch.page_size,
+            np.asarray(pages, np.int32),
+            np.repeat(np.arange(len(queries), dtype=np.int32), queries),
+            np.arange(query_starts[-1], dtype=np.int32) + np.repeat(shifts, queries),
+        )
+        return cls(*map(torch.from_numpy, arrays))
+
+    def to(self, device: torch.device) -> "PageTables":
+        """The same there, in one copy that nobody waits for."""
+        packed = torch.cat(self)
+        if device.type == "cuda":
+            packed = packed.pin_memory()
+        return PageTables(*packed.to(device, non_blocking=True).split([len(table) for table in self]))
+
+
+def _starts(lens: np.ndarray) -> np.ndarray:
+    return np.concatenate(([0], lens.cumsum())).astype(np.int32)
