@@ -25,7 +25,7 @@ CARD_TTL_S = 11.0
 
 
 def run() -> None:
-    with System(PREFILL_WORKERS="2", DECODE_WORKERS="2", KV_POOL_MB="128") as system:
+    with System(PREFILL_WORKERS="2", DECODE_WORKERS="2", KV_POOL_MB="128", RESULT_TTL_S="10") as system:
         soak = Soak(system)
         soak.load(WARM_UP_REQUESTS, kills=False)
         before, memory = soak.settled_pages(), soak.memory_mb()
