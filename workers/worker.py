@@ -24,6 +24,7 @@ from relay.tokenizer import Tokenizer
 from relay.worker_card import Incarnation, Load, WorkerCard
 from workers.control import Abort, Control, Order
 from workers.decode import DecodeLegs, UnifiedLegs
+from workers.device import choose_device
 from workers.doorbell import Doorbell, TaskHandle
 from workers.engine.config import EngineConfig
 from workers.engine.engine import Engine
@@ -66,25 +67,31 @@ class Worker:
         started = time.monotonic()
         event(log, "loading", model=settings.model_path, role=settings.role, dtype=settings.dtype)
         torch.set_num_threads(settings.threads or len(os.sched_getaffinity(0)))
-        kernels = load_kernels(settings.kernels, settings.device)
-        model = load_model(settings.model_path, settings.dtype, settings.device, kernels)
+        device = choose_device(settings.device)
+        kernels = load_kernels(settings.kernels, device.type)
+        model = load_model(settings.model_path, settings.dtype, device, kernels)
         tokenizer = Tokenizer.load(settings.model_path)
         self._geometry = _geometry(settings, model)
         kv = _pool(settings, model, self._geometry)
-        _warm_up(model, kv, min(settings.chunk_tokens, settings.page_size * kv.pages))
+        _warm_up(
+            model,
+            kv,
+            min(settings.chunk_tokens, settings.page_size * kv.pages),
+            max_rows=1 if settings.role == "prefill" else settings.max_running,
+        )
         event(log, "loaded", seconds=time.monotonic() - started, kv_pages=kv.pages)
 
         self._rooms = self.make_rooms()
         self._mailbox = self.make_mailbox(self._boot)
         self._ringer = Ringer(self._ring_bell)
-        self._manager = self.make_manager(self._boot, KVMemory(self._geometry, kv.address))
+        self._manager = self.make_manager(self._boot, _memory(self._geometry, kv))
         self._senders = Senders(self._manager, self._geometry.layers, self._geometry.page_size)
         self._output = OutputThread(self._rooms, tokenizer, self._to_control)
         context_tokens = settings.context_tokens or model.config.context_length_tokens
         self._engine = Engine(
             model,
             kv,
-            Sampler(model.config.vocab_size, tokenizer.eos_ids),
+            Sampler(model.config.vocab_size, tokenizer.eos_ids, model.device),
             EngineConfig(
                 context_tokens, settings.chunk_tokens, settings.group_layers, settings.reserve_tokens
             ),
@@ -276,13 +283,25 @@ def _pool(settings: Settings, model: Model, geometry: Geometry) -> KVPool:
     return KVPool.allocate(shape, model.dtype, model.device)
 
 
+def _memory(geometry: Geometry, kv: KVPool) -> KVMemory:
+    if kv.tensor.is_cuda:
+        return KVMemory(geometry, kv.address, "VRAM", kv.tensor.device.index)
+    return KVMemory(geometry, kv.address)
+
+
 @torch.inference_mode()
-def _warm_up(model: Model, kv: KVPool, tokens: int) -> None:
-    """The first pass of each kind pays for memory and dispatch; it must not fall into a lease."""
-    pages = range(-(-tokens // kv.page_size))
-    for query in (tokens, 1):
-        batch = AttentionBatch([query], [tokens], [pages], kv.page_size)
+def _warm_up(model: Model, kv: KVPool, tokens: int, max_rows: int) -> None:
+    """The first pass of each kind pays for memory, dispatch and CUDA graphs; it must not fall into a lease.
+
+    A prompt of `tokens` tokens, then steps of decodes, of which there will be `max_rows` at most.
+    """
+    steps = [(1, tokens)] + [(rows, 1) for rows in model.kernels.warm_rows(max_rows)]
+    for done, (rows, query) in enumerate(steps, 1):
+        pages = range(-(-tokens // kv.page_size))
+        batch = AttentionBatch([query] * rows, [tokens] * rows, [pages] * rows, kv.page_size)
         plan = model.kernels.plan(batch, model.device)
-        ids = torch.zeros(query, dtype=torch.int64, device=model.device)
-        positions = torch.arange(tokens - query, tokens, device=model.device)
-        model.forward(ids, positions, kv.tensor, plan, None, torch.tensor([query - 1], device=model.device))
+        ids = torch.zeros(batch.tokens, dtype=torch.int64, device=model.device)
+        positions = torch.arange(tokens - query, tokens, device=model.device).repeat(rows)
+        last = torch.arange(query - 1, batch.tokens, query, device=model.device)
+        model.forward(ids, positions, kv.tensor, plan, None, last)
+        event(log, "warmed_up", rows=rows, query_tokens=query, step=done, of=len(steps))

@@ -190,6 +190,9 @@ class FaultyTransport(Transport):
     def contact(self) -> bytes:
         return self._transport.contact
 
+    def begin(self) -> None:
+        self._transport.begin()
+
     def connect(self, peer: Peer) -> None:
         self._transport.connect(peer)
 

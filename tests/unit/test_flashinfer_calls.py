@@ -1,5 +1,5 @@
-"""FlashInfer is called as its signatures say, with shapes that fit. Nothing is computed: tensors are on the meta
-device, and FlashInfer's functions are replaced by ones that bind their arguments and return the shape.
+"""FlashInfer is called as its signatures say, with shapes that fit. Nothing is computed: tensors are on the
+meta device, and FlashInfer's functions are replaced by ones that bind their arguments and return the shape.
 """
 
 import inspect

@@ -13,9 +13,9 @@ from kernels.reference import ReferenceKernels
 CPU = torch.device("cpu")
 
 
-def random_batch(rng: random.Random, page_size: int, decodes: bool = False) -> AttentionBatch:
+def random_batch(rng: random.Random, page_size: int) -> AttentionBatch:
     contexts = [rng.randint(1, 5 * page_size) for _ in range(rng.randint(1, 9))]
-    queries = [1 if decodes else rng.randint(1, context) for context in contexts]
+    queries = [rng.randint(1, context) for context in contexts]
     ids = rng.sample(range(1000), 200)
     tables = [
         [ids.pop() for _ in range(-(-context // page_size) + rng.randint(0, 2))] for context in contexts

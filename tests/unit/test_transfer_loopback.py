@@ -308,3 +308,26 @@ def test_a_bug_in_the_transfer_thread_is_told(prefill: KVWorker) -> None:
 def test_an_unknown_backend_names_the_known(decode: KVWorker) -> None:
     with pytest.raises(ValueError, match="nixl, loopback"):
         kv_manager("rdma", "boot", decode.memory, 1)
+
+
+def test_the_transport_begins_on_the_thread_that_posts() -> None:
+    threads: dict[str, str] = {}
+
+    class Noting(LoopbackTransport):
+        def begin(self) -> None:
+            threads["begin"] = threading.current_thread().name
+
+        def progress(self) -> None:
+            threads.setdefault("progress", threading.current_thread().name)
+
+    def make(boot: str, memory: KVMemory, rows: int, post_bytes: int, digest: bool) -> TransferManager:
+        there, here = Rows(rows), Rows(rows)
+        transport = Noting(boot, memory, here)
+        return TransferManager(boot, memory, there, here, transport, post_bytes, digest)
+
+    worker = KVWorker("noting", geometry(8), "loopback", seed=1, make=make)
+    worker.manager.sender(1, "key", (1,))  # any command
+    until(lambda: "progress" in threads)
+    worker.manager.stop()
+    assert list(threads) == ["begin", "progress"]
+    assert threads["begin"] == threads["progress"] == "transfer"

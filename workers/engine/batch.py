@@ -56,6 +56,7 @@ class Batch(NamedTuple):
         )
 
         def tensor(ids: list[int]) -> Tensor:
-            return torch.tensor(ids, dtype=torch.int64, device=device)
+            on_gpu = device.type == "cuda"
+            return torch.tensor(ids, dtype=torch.int64, pin_memory=on_gpu).to(device, non_blocking=on_gpu)
 
         return cls(tensor(tokens), tensor(positions), tensor(logit_rows), attention)

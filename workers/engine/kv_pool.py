@@ -24,7 +24,8 @@ class KVPool:
     def allocate(
         cls, shape: tuple[int, int, int, int, int, int], dtype: torch.dtype, device: torch.device
     ) -> "KVPool":
-        """Zeroed memory; on a CPU in huge pages where the kernel grants them, for the transport's speed."""
+        """Zeroed memory; on a CPU in huge pages where the kernel grants them, for the transport's speed.
+        On a GPU from cudaMalloc (`choose_device` sees to that), which other processes can map."""
         if device.type != "cpu":
             return cls(torch.zeros(shape, dtype=dtype, device=device))
         size_bytes = prod(shape) * dtype.itemsize

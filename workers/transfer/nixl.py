@@ -81,6 +81,10 @@ class NixlTransport(Transport):
     def contact(self) -> bytes:
         return bytes(self._agent.get_agent_metadata())
 
+    def begin(self) -> None:
+        if self._memory.kind == "VRAM":
+            bind_device(self._memory.device)
+
     def connect(self, peer: Peer) -> None:
         if peer.boot in self._peers:
             return
@@ -206,6 +210,14 @@ def load_nixl() -> ModuleType:
         if importlib.util.find_spec(wheel):
             return importlib.import_module(wheel)
     raise RuntimeError("NIXL is not installed: pip install nixl-cu13 (it also serves machines without a GPU)")
+
+
+def bind_device(index: int) -> None:
+    """Make the GPU's context that of this thread, which UCX needs to copy; a first call that waits does."""
+    import torch
+
+    torch.cuda.set_device(index)
+    torch.cuda.synchronize()
 
 
 def error_classes(api: ModuleType) -> tuple[type[Exception], ...]:

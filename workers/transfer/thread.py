@@ -88,6 +88,7 @@ class TransferThread:
 
     def _run(self) -> None:
         try:
+            self._transport.begin()
             self._loop()
         except Exception as error:
             log.exception("transfer_crashed")

@@ -33,6 +33,9 @@ class Transport(ABC):
     def contact(self) -> bytes:
         """What a peer needs to reach this transport."""
 
+    def begin(self) -> None:
+        """On the thread that makes all later calls, before them."""
+
     @abstractmethod
     def connect(self, peer: Peer) -> None:
         """Make ready to write to the peer; nothing to do when it is connected. Raises TransportError."""

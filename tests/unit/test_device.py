@@ -1,0 +1,94 @@
+"""Which device a worker takes, and how a step on a GPU tells what is done. The GPU is played."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from relay.settings import SettingsError
+from workers.device import choose_device
+from workers.engine.messages import Ready
+from workers.engine.runner import ModelRunner
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_without_a_gpu() -> None:
+    assert choose_device("auto") == choose_device("cpu") == torch.device("cpu")
+    with pytest.raises(SettingsError, match="DEVICE=cpu"):
+        choose_device("cuda")
+
+
+@pytest.mark.usefixtures("gpu")
+def test_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose_device("auto") == choose_device("cuda") == torch.device("cuda", 0)
+    assert choose_device("cpu") == torch.device("cpu")
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64,expandable_segments:True")
+    with pytest.raises(SettingsError, match="expandable"):
+        choose_device("auto")
+
+
+class Events:
+    """Plays the stream: an event is reached when `done` says as many were recorded before it."""
+
+    def __init__(self) -> None:
+        self.recorded = 0
+        self.done = 0
+
+    def make(self) -> Any:
+        own = SimpleNamespace(at=0)
+
+        def record() -> None:
+            self.recorded += 1
+            own.at = self.recorded
+
+        return SimpleNamespace(record=record, query=lambda: own.at <= self.done)
+
+
+class PlayedModel:
+    """Queues its layers and returns before any is done."""
+
+    kernels = None
+
+    def forward(self, *args: Any) -> None:
+        on_layer: Callable[[int], None] = args[4]
+        for layer in range(5):
+            on_layer(layer)
+
+
+def runner(is_cuda: bool) -> ModelRunner:
+    kv = SimpleNamespace(tensor=SimpleNamespace(shape=(5, 8), is_cuda=is_cuda))
+    return ModelRunner(PlayedModel(), kv, group_layers=2)  # type: ignore[arg-type]
+
+
+def parts_of(runner: ModelRunner) -> list[tuple[int, int, Ready | None]]:
+    parts: list[tuple[int, int, Ready | None]] = []
+    batch = SimpleNamespace(tokens=None, positions=None, logit_rows=None)
+    runner.forward(batch, None, lambda first, last, ready: parts.append((first, last, ready)))  # type: ignore[arg-type]
+    return parts
+
+
+def test_layer_groups_are_ready_when_the_device_is_past_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = Events()
+    monkeypatch.setattr(torch.cuda, "Event", events.make)
+    parts = parts_of(runner(is_cuda=True))
+    assert [part[:2] for part in parts] == [(0, 2), (2, 4), (4, 5)]
+    for done in range(4):
+        events.done = done
+        assert [ready is not None and ready() for _, _, ready in parts] == [i < done for i in range(3)]
+
+
+def test_on_a_cpu_there_is_nothing_to_wait_for() -> None:
+    assert parts_of(runner(is_cuda=False)) == [(0, 2, None), (2, 4, None), (4, 5, None)]
