@@ -6,7 +6,7 @@ import sys
 from bench import machine
 from bench.table import show
 
-NAMES = ("overhead", "latency", "serving", "interference", "soak")
+NAMES = ("kernels", "overhead", "latency", "serving", "interference", "soak")
 
 
 def main() -> int:
@@ -17,7 +17,7 @@ def main() -> int:
         return 2
     print(machine.name())
     controls = machine.controls()
-    show("Controls", ("read GB/s", "bf16 GFLOP/s"), [controls])
+    show("Controls", ("threads", "read GB/s", "bf16 GFLOP/s"), [controls])
     for name in names:
         importlib.import_module(f"bench.{name}").run()
     return 0
