@@ -252,3 +252,38 @@ def test_a_row_without_any_allowed_token():
 
 def test_an_empty_batch():
     assert Sampler(10, [EOS]).sample(torch.empty(0, 10), []) == []
+
+
+def random_params(rng: random.Random) -> SamplingParams:
+    return params(
+        temperature=rng.choice([0.0, 0.3, 1.0, 1.7]),
+        top_k=rng.choice([0, 0, 1, 5, 1000]),
+        top_p=rng.choice([1.0, 0.95, 0.5, 0.01]),
+        min_p=rng.choice([0.0, 0.0, 0.1, 1.0]),
+        min_tokens=rng.choice([0, 0, 5]),
+        repetition_penalty=rng.choice([1.0, 1.3]),
+        frequency_penalty=rng.choice([0.0, 0.4]),
+        logit_bias=rng.choice([{}, {3: 2.0, 7: -100.0}]),
+        logprobs=rng.choice([None, None, 3]),
+        seed=rng.randrange(1 << 40),
+    )
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_rows_sampled_together_are_those_sampled_one_by_one(seed: int) -> None:
+    rng = random.Random(seed)
+    vocab, count = rng.choice([(40, 30), (997, 8)])
+    logits = random_logits(count, vocab, seed)
+    logits[::3] = logits[::3].round()  # ties: all stay or none
+    if count > 4:
+        logits[4, 5] = rng.choice([math.nan, math.inf, 0.0])
+    sampler = Sampler(vocab, [EOS])
+    prompt, output = tuple(rng.choices(range(vocab), k=9)), tuple(rng.choices(range(vocab), k=4))
+    rows = [row_of(sampler, random_params(rng), 4, prompt, output) for _ in range(count)]
+    assert sampler.sample_together(logits, rows) == sampler.sample(logits, rows)
+
+
+def test_together_a_row_with_nothing_left_is_told() -> None:
+    sampler = Sampler(3, [EOS])
+    given = params(min_tokens=9, stop_token_ids=(0, 1))
+    assert isinstance(sampler.sample_together(random_logits(1, 3), [row_of(sampler, given)])[0], Unsampleable)

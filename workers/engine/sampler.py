@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from relay.sampling import SamplingParams
+from workers.engine.batch_draw import Draw, draw_rows, upload
 from workers.engine.messages import Sampled
 from workers.engine.philox import uniform
 from workers.engine.sampling_state import SamplingState
@@ -30,8 +31,16 @@ class Unsampleable(NamedTuple):
     reason: str
 
 
+_NOTHING_LEFT = Unsampleable("no token is left to choose: min_tokens and logit_bias forbid all")
+
+
+def _broken(peak: float) -> Unsampleable:
+    return Unsampleable(f"the highest logit is {peak}: check the weights and their dtype")
+
+
 class Sampler:
-    """Samples a batch, one row at a time, so that its neighbours cannot change a row's token."""
+    """Samples a batch. On a CPU one row at a time, so that its neighbours cannot change a row's token;
+    on a GPU together, where they can only change how sums are rounded."""
 
     def __init__(self, vocab_size: int, eos_ids: Iterable[int], device: torch.device | str = "cpu") -> None:
         self._vocab_size = vocab_size
@@ -51,23 +60,55 @@ class Sampler:
         assert logits.shape == expected, f"logits are {tuple(logits.shape)}, expected {expected}"
         if not rows:
             return []
+        if logits.device.type != "cpu":
+            return self.sample_together(logits, rows)
         peaks, best = highest(logits)
         return [
             self._sample_row(logits[i], peak, token, row)
             for i, (peak, token, row) in enumerate(zip(peaks, best, rows, strict=True))
         ]
 
+    def sample_together(self, logits: Tensor, rows: Sequence[SamplingRow]) -> list[Sampled | Unsampleable]:
+        """As `sample`, all rows at once: what is right on a device that must not be asked row by row. Only
+        rows with penalties, biases or logprobs ask by themselves."""
+        scores = logits
+        if corrected := [i for i, row in enumerate(rows) if not row.state.neutral(row.position)]:
+            scores = logits.clone()
+            for i in corrected:
+                scores[i] = rows[i].state.correct(logits[i], rows[i].position)
+        peaks, ids = scores.max(dim=-1)
+        if drawn := [i for i, row in enumerate(rows) if not row.params.greedy]:
+            at = upload(torch.tensor(drawn), logits.device)
+            draws = [Draw.of(rows[i].params, rows[i].position) for i in drawn]
+            ids[at] = draw_rows(scores[at], peaks[at], draws)
+        found = torch.stack((logits.amax(dim=-1).double(), peaks.double(), ids.double()), dim=1).tolist()
+        return [
+            self._checked(logits[i], row, own_peak, peak, int(token))
+            for i, (row, (own_peak, peak, token)) in enumerate(zip(rows, found, strict=True))
+        ]
+
+    def _checked(
+        self, logits: Tensor, row: SamplingRow, own_peak: float, peak: float, token: int
+    ) -> Sampled | Unsampleable:
+        if not math.isfinite(own_peak):
+            return _broken(own_peak)
+        if not math.isfinite(peak):
+            return _NOTHING_LEFT
+        if row.params.logprobs is None:
+            return Sampled(token)
+        return Sampled(token, token_logprobs(logits, token, row.params.logprobs))
+
     def _sample_row(self, logits: Tensor, peak: float, best: int, row: SamplingRow) -> Sampled | Unsampleable:
         params = row.params
         if not math.isfinite(peak):
-            return Unsampleable(f"the highest logit is {peak}: check the weights and their dtype")
+            return _broken(peak)
         scores, token = logits, best
         if not row.state.neutral(row.position):
             scores = row.state.correct(logits, row.position)
             top = scores.max(dim=-1)
             peak, token = float(top.values), int(top.indices)
             if not math.isfinite(peak):
-                return Unsampleable("no token is left to choose: min_tokens and logit_bias forbid all")
+                return _NOTHING_LEFT
         if not params.greedy:
             ids, weights = kept(self._all_ids, scores, peak, params)
             token = int(ids[draw(weights, uniform(params.seed, row.position))])
@@ -77,10 +118,8 @@ class Sampler:
 
 
 def highest(logits: Tensor) -> tuple[list[float], list[int]]:
-    """The highest logit of each row and its id: the lowest of equal ones; NaN when the row holds one."""
-    if logits.device.type != "cpu":
-        values, ids = logits.max(dim=-1)
-        return values.tolist(), ids.tolist()
+    """On a CPU, the highest logit of each row and its id: the lowest of equal ones; NaN when the row holds
+    one."""
     rows = logits.numpy()  # its search is ten times as fast as torch's on a CPU
     best = rows.argmax(axis=-1)
     return rows[np.arange(len(rows)), best].tolist(), best.tolist()
