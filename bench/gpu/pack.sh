@@ -45,7 +45,7 @@ mkdir -p "$site"
 pip_for_312 --target "$site" -r "$build/packages.txt"
 "$python" -m bench.gpu.slim "$site"
 if [ "${1:-}" != --no-modules ]; then compile_modules; fi
-XZ_OPT=-9 tar -C "$build" -cJf "$build/pack.tar.xz" site
+XZ_OPT="-6 -T0" tar -C "$build" -cJf "$build/pack.tar.xz" site
 bytes=$(stat -c %s "$build/pack.tar.xz")
 echo "$build/pack.tar.xz: $((bytes >> 20)) MB"
 if [ "$bytes" -gt $((limit_mb << 20)) ]; then echo "larger than $limit_mb MB" >&2; exit 1; fi

@@ -11,7 +11,7 @@ HAS = {
     *("setuptools", "pip", "pytest", "packaging", "pyyaml", "tqdm", "requests"),
 }
 ALSO = ("httpx", "psutil", "pytest-timeout", "tabulate", "einops", "nvidia-ml-py")
-FLASHINFER = ("flashinfer-python==0.7.4", "apache-tvm-ffi==0.1.12")
+FLASHINFER = ("flashinfer-python==0.7.4", "apache-tvm-ffi==0.1.15.post2")
 
 
 def canonical(name: str) -> str:
