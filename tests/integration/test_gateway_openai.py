@@ -4,6 +4,7 @@ import secrets
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -256,3 +257,18 @@ def test_with_a_key_the_request_survives_its_client_and_a_retry_finds_it(
     retry = gateway.call("POST", "/v1/completions", {"prompt": "France"}, Idempotency_Key=key)
     assert retry.body["choices"][0]["text"] == TEXT
     assert retry.body["id"] == f"cmpl-{claimed.hold.request_id}"
+
+
+def test_a_silent_stream_reaches_a_client_that_trims_what_arrives(
+    gateway: GatewayProcess, worker: ScriptedWorker, spoken: list[Token]
+) -> None:
+    """vLLM's benchmark strips each piece: a heartbeat must leave nothing to glue to the next event."""
+    body = {"prompt": "Paris", "max_tokens": 32, "stream": True}
+    with httpx.stream("POST", f"{gateway.url}/v1/completions", json=body, timeout=30) as response:
+        pieces = response.iter_bytes()
+        claimed = worker.claim()
+        assert next(pieces).strip() == b""
+        worker.emit(claimed, spoken, Finish("stop", None, HELD))
+        events = b"".join(pieces).decode()
+    assert events.startswith("data: ")
+    assert events.endswith("data: [DONE]\n\n")
