@@ -111,21 +111,20 @@ class DecodeGraph:
             own[len(given) :] = given[filler]
         self._logit_rows[: len(logit_rows)].copy_(logit_rows)
 
+    def step(self, run: OpByOp) -> Tensor:
+        """What is loaded, op by op."""
+        return run(self._tokens, self._positions, self._kv, self._plan, None, self._logit_rows)
+
     def capture(self, run: OpByOp, memory: Any) -> None:
-        """Run the step that is loaded once and record it."""
-
-        def step() -> Tensor:
-            return run(self._tokens, self._positions, self._kv, self._plan, None, self._logit_rows)
-
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
-            step()  # loads modules, plans, and allocates what libraries keep
+            self.step(run)  # loads modules, plans, and allocates what libraries keep
         torch.cuda.current_stream().wait_stream(aside)
         self._graph = torch.cuda.CUDAGraph()
         # Other threads may go on talking to the device.
         with torch.cuda.graph(self._graph, pool=memory, capture_error_mode="thread_local"):
-            self._logits = step()
+            self._logits = self.step(run)
 
     def replay(self, kv: Tensor) -> Tensor:
         """float32 `[rows, vocab]`."""
