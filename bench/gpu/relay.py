@@ -1,6 +1,7 @@
 """The relay with both workers on one device: latencies, tokens/s, and how much of a transfer shows."""
 
 import random
+import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -42,13 +43,18 @@ def load(results: Results, url: str, clients: int) -> None:
     results.add(f"{case}: inter-token latency, p99", percentile(gaps_ms, 0.99), "ms")
 
 
+def roomy(size_bytes: int) -> str | None:
+    """Memory, where so much of it may hold files; else the default folder for temporary ones."""
+    return "/dev/shm" if shutil.disk_usage("/dev/shm").free > size_bytes else None
+
+
 def main() -> None:
     args = arguments(__doc__)
     device = torch.device(args.device)
     results = Results(args.out, "relay")
     small = device.type == "cpu"
-    with TemporaryDirectory(dir="/dev/shm") as folder:
-        model = shape.of(device)
+    model = shape.of(device)
+    with TemporaryDirectory(dir=roomy(4 * (model.weights + model.vocab * model.hidden))) as folder:
         shape.write(model, Path(folder) / "random", device)
         client.VOCABULARY = range(2, model.vocab)
         env = {
