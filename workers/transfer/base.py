@@ -71,10 +71,6 @@ def seal_nonce(nonce: str) -> int:
     return int(nonce[:15], 16)
 
 
-class PeerUnknown(LookupError):
-    """The peer's card is gone from Redis: it is dead or was never registered."""
-
-
 class KVSender(ABC):
     """The prefill side of one room."""
 
