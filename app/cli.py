@@ -35,6 +35,10 @@ def _parser() -> argparse.ArgumentParser:
     worker.add_argument("--role", choices=ROLES, help="what it serves; default: ROLE")
     worker.add_argument("--name", help="its name among the workers of this host; default: its role")
     worker.set_defaults(run=_worker)
+    key = commands.add_parser("key", help="make an API key, and print it with the lines for API_KEYS_FILE")
+    key.add_argument("name", help="whose it is")
+    key.add_argument("--admin", action="store_true", help="it may also make admin calls")
+    key.set_defaults(run=_key)
     flower = commands.add_parser("flower", help="run Flower, which shows the running legs")
     flower.set_defaults(run=_flower)
     return parser
@@ -47,7 +51,19 @@ def _up(settings: Settings, _: argparse.Namespace) -> None:
 
 
 def _gateway(settings: Settings, _: argparse.Namespace) -> None:
+    from app.keys import KeyRing
+
+    KeyRing.from_settings(settings)  # a key file that cannot be used is told here, not in a traceback
     _become(programs.gateway_command(), {})
+
+
+def _key(_: Settings, arguments: argparse.Namespace) -> None:
+    from app.keys import new_key, stanza
+
+    key = new_key()
+    print(f"{key}\n", file=sys.stderr)  # apart from the stanza, which `>> keys.toml` takes
+    print(stanza(arguments.name, key, arguments.admin), end="")
+    sys.exit(0)
 
 
 def _worker(settings: Settings, arguments: argparse.Namespace) -> None:
@@ -57,9 +73,7 @@ def _worker(settings: Settings, arguments: argparse.Namespace) -> None:
 
 
 def _flower(settings: Settings, _: argparse.Namespace) -> None:
-    _become(
-        programs.flower_command(settings.host, settings.flower_port), programs.flower_env(settings.host)
-    )
+    _become(programs.flower_command(settings.host, settings.flower_port), programs.flower_env(settings.host))
 
 
 def _become(command: list[str], env: dict[str, str]) -> None:

@@ -15,6 +15,8 @@ log = logging.getLogger(__name__)
 RETRY_AFTER_S = 1
 
 _TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     409: "conflict_error",
     429: "rate_limit_error",
@@ -49,6 +51,8 @@ class ApiError(Exception):
     def response(self) -> Response:
         response = jsonify(self.body())
         response.status_code = self.status
+        if self.status == 401:
+            response.headers["WWW-Authenticate"] = "Bearer"
         if self.retry_after_s is not None:
             response.headers["Retry-After"] = str(self.retry_after_s)
         return response

@@ -7,12 +7,14 @@ import uuid
 from collections.abc import Callable
 
 from flask import Flask, Response, g, request
+from flask_cors import CORS
 from redis import Redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from app import chat, completions, errors, health, metrics, models, requests
+from app import access, chat, completions, errors, health, metrics, models, requests
 from app.follow import Follower
+from app.keys import KeyRing
 from app.meters import Meters
 from app.service import KEY, Service, service
 from relay.log import event
@@ -42,7 +44,10 @@ def create_app(settings: Settings, ring: Callable[[Ring], object] | None = None)
     app.extensions[KEY] = _service(settings, ring or _celery_ring())
     errors.install(app)
     app.before_request(_begin)
+    app.before_request(access.identify)
     app.after_request(_end)
+    if origins := settings.cors_origins.split():
+        CORS(app, origins=origins, expose_headers=["X-Request-Id", "Retry-After", "Location"])
     for module in RESOURCES:
         app.register_blueprint(module.resource)
     return app
@@ -62,6 +67,7 @@ def _service(settings: Settings, ring: Callable[[Ring], object]) -> Service:
         tokens=TokenReader(settings.redis_url, settings.model_name),
         follower=follower,
         meters=Meters(rooms, follower),
+        keys=KeyRing.from_settings(settings),
         probe=_probe(settings.redis_url),
         ring=ring,
     )

@@ -40,16 +40,16 @@ class SampleFailed(Exception):
     """The question was not answered; the message says what the server said."""
 
 
-def ask(base_url: str) -> Sample:
+def ask(base_url: str, key: str) -> Sample:
     """Ask QUESTION greedily and wait for the end. Raises SampleFailed."""
     body = {
         "messages": [{"role": "user", "content": QUESTION}],
         "max_tokens": MAX_TOKENS,
         "temperature": 0,
     }
-    accepted = _call(f"{base_url}/v1/requests", body)
+    accepted = _call(key, f"{base_url}/v1/requests", body)
     for _ in range(_TRIES):
-        record = _call(f"{base_url}{accepted['links']['self']}?wait={_WAIT_S}")
+        record = _call(key, f"{base_url}{accepted['links']['self']}?wait={_WAIT_S}")
         if record["status"] == "finished":
             return Sample(record)
         if record["error"]:
@@ -57,9 +57,10 @@ def ask(base_url: str) -> Sample:
     raise SampleFailed(f"no answer in {_TRIES * _WAIT_S} s; {accepted['id']} is {record['status']}")
 
 
-def _call(url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+def _call(key: str, url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
     data = json.dumps(body).encode() if body is not None else None
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+    request = urllib.request.Request(url, data, headers)
     try:
         with urllib.request.urlopen(request, timeout=_WAIT_S + 30) as response:
             return dict(json.load(response))

@@ -8,6 +8,7 @@ from redis import Redis
 
 from app.errors import unavailable
 from app.follow import Follower
+from app.keys import KeyRing
 from app.meters import Meters
 from relay.request import Ring
 from relay.rooms import Rooms
@@ -31,6 +32,7 @@ class Service:
     tokens: TokenReader
     follower: Follower
     meters: Meters
+    keys: KeyRing
     probe: Redis
     ring: Callable[[Ring], object]
 

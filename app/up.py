@@ -17,6 +17,7 @@ from redis.exceptions import RedisError
 from app import programs
 from app.checks import CheckFailed, check_folder, check_port, check_redis, parse_cores, share_cores
 from app.display import Display
+from app.keys import KeyRing
 from app.sample import QUESTION, SampleFailed, ask
 from app.supervisor import POLL_S, Program, StartFailed, Supervisor
 from relay.model_card import read_model_card
@@ -82,6 +83,7 @@ class Launcher:
                 "These workers cannot serve: set PREFILL_WORKERS and DECODE_WORKERS, or UNIFIED_WORKERS."
             )
         read_model_card(settings.model_path)
+        KeyRing.from_settings(settings)
         check_folder(self._var)
         check_folder(self._var / "log")
         lock = (self._var / "lock").open("w")
@@ -195,7 +197,7 @@ class Launcher:
         say = self._display.line
         self._display.step("asking a first question")
         try:
-            sample = ask(self._gateway_url)
+            sample = ask(self._gateway_url, self._settings.api_key or self._settings.admin_key)
         except SampleFailed as error:
             say(f"kvrelay is ready, but the first question failed: {error}")
         else:
@@ -212,6 +214,8 @@ class Launcher:
         say()
         say("Try:")
         say(f"  curl -N {self._gateway_url}/v1/chat/completions -H 'Content-Type: application/json' \\")
+        if self._settings.api_key or self._settings.api_keys_file:
+            say("""    -H "Authorization: Bearer $API_KEY" \\""")
         say("""    -d '{"messages": [{"role": "user", "content": "Tell me a joke."}], "stream": true}'""")
         say()
         say("Ctrl-C stops everything.")

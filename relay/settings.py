@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from relay.model_file import default_model_path, served_name
@@ -20,8 +21,10 @@ class Rule(NamedTuple):
     about: str
 
 
-def _setting(default: Any, read: Callable[[str], Any], allowed: str, about: str) -> Any:
-    return field(default=default, metadata={"rule": Rule(read, allowed, about)})
+def _setting(
+    default: Any, read: Callable[[str], Any], allowed: str, about: str, *, secret: bool = False
+) -> Any:
+    return field(default=default, repr=not secret, metadata={"rule": Rule(read, allowed, about)})
 
 
 def _whole(default: int, low: int, high: int, about: str) -> Any:
@@ -55,6 +58,17 @@ def _choice(default: str, choices: tuple[str, ...], about: str) -> Any:
 
 def _text(default: str, allowed: str, about: str) -> Any:
     return _setting(default, str, allowed, about)
+
+
+def _secret(about: str) -> Any:
+    """A text that is never shown."""
+
+    def read(text: str) -> str:
+        if len(text) < 16:
+            raise ValueError
+        return text
+
+    return _setting("", read, "text of 16 characters and more", about, secret=True)
 
 
 def _url(default: str, schemes: tuple[str, ...], about: str) -> Any:
@@ -101,6 +115,12 @@ class Settings:
     port: int = _whole(8000, 1, 65_535, "port of the gateway")
     flower_port: int = _whole(5555, 1, 65_535, "port of Flower")
     gateway_threads: int = _whole(512, 4, 4_096, "requests and streams one gateway serves at a time")
+    api_key: str = _secret("the key that clients must send; empty, and no API_KEYS_FILE: anybody may call")
+    admin_key: str = _secret("the key of admin calls; empty, and none in API_KEYS_FILE: nobody may make them")
+    api_keys_file: str = _text("", "path", "TOML file with the hashes of many keys: docs/security.md")
+    cors_origins: str = _text(
+        "", "text", "web origins whose pages may call, with spaces between; empty: none"
+    )
 
     prefill_workers: int = _whole(1, 0, 64, "prefill workers that `kvrelay up` starts")
     decode_workers: int = _whole(1, 0, 64, "decode workers that `kvrelay up` starts")
@@ -150,10 +170,13 @@ class Settings:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> "Settings":
-        """An unset or empty variable means its default. Raises SettingsError."""
+        """An unset or empty variable means its default; NAME_FILE names a file that holds the value of NAME.
+
+        Raises SettingsError.
+        """
         values = {}
         for each in fields(cls):
-            text = env.get(each.name.upper(), "").strip()
+            text = _text_of(each.name.upper(), env)
             if not text:
                 continue
             rule: Rule = each.metadata["rule"]
@@ -161,8 +184,19 @@ class Settings:
                 values[each.name] = rule.read(text)
             except ValueError:
                 name = each.name.upper()
-                raise SettingsError(f"{name}={text!r} cannot be used; allowed: {rule.allowed}") from None
+                shown = f"{name}={text!r}" if each.repr else name
+                raise SettingsError(f"{shown} cannot be used; allowed: {rule.allowed}") from None
         return cls(**values)
+
+
+def _text_of(name: str, env: Mapping[str, str]) -> str:
+    text, path = env.get(name, "").strip(), env.get(f"{name}_FILE", "")
+    if text or not path:
+        return text
+    try:
+        return Path(path).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{name}_FILE={path!r} cannot be read: {error}") from None
 
 
 def table() -> str:

@@ -1,0 +1,72 @@
+"""A gateway with API keys: who may call what, and what pages of other origins may do."""
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flask import Flask
+from werkzeug.test import TestResponse
+
+from app.gateway import create_app
+from app.keys import stanza
+from app.service import KEY
+from relay.rooms import Rooms
+from relay.settings import Settings
+from tests.gateway_rig import ScriptedWorker
+from tests.servers import RedisServer
+
+MODEL = f"keys-{secrets.token_hex(4)}"
+KEYS = {name: f"{name}-{secrets.token_hex(8)}" for name in ("alice", "bob", "ops")}
+PAGE = "https://page.example"
+
+
+@pytest.fixture(scope="module")
+def app(valkey: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flask]:
+    path: Path = tmp_path_factory.mktemp("keys") / "keys.toml"
+    path.write_text("\n".join(stanza(name, key, admin=name == "ops") for name, key in KEYS.items()))
+    settings = Settings(
+        redis_url=valkey.url,
+        served_name=MODEL,
+        api_keys_file=str(path),
+        cors_origins=f"{PAGE} https://b.example",
+    )
+    app = create_app(settings, ring=lambda ring: None)
+    with ScriptedWorker(Rooms(valkey.url, MODEL)):
+        yield app
+    app.extensions[KEY].close()
+
+
+def call(app: Flask, method: str, path: str, name: str | None = None, **more: Any) -> TestResponse:
+    headers = {"Authorization": f"Bearer {KEYS[name]}"} if name else {}
+    return app.test_client().open(path, method=method, headers=headers | more.pop("headers", {}), **more)
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/requests", "/v1/requests/req-1", "/nowhere"])
+def test_a_call_without_a_known_key_is_refused(app: Flask, path: str) -> None:
+    for headers in ({}, {"Authorization": "Bearer nobody"}, {"Authorization": f"Basic {KEYS['alice']}"}):
+        response = call(app, "GET", path, headers=headers)
+        assert response.status_code == 401
+        assert response.headers["WWW-Authenticate"] == "Bearer"
+        assert response.json
+        assert response.json["error"]["code"] == "invalid_api_key"
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics"])
+def test_what_watches_the_gateway_needs_no_key(app: Flask, path: str) -> None:
+    assert call(app, "GET", path).status_code == 200
+
+
+def test_a_key_may_come_in_either_header(app: Flask) -> None:
+    assert call(app, "GET", "/v1/models", "alice").status_code == 200
+    assert call(app, "GET", "/v1/models", headers={"X-Api-Key": KEYS["alice"]}).status_code == 200
+
+
+def test_pages_of_named_origins_may_call_and_no_others(app: Flask) -> None:
+    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+    allowed = call(app, "OPTIONS", "/v1/requests", headers={"Origin": PAGE} | asked)
+    assert allowed.status_code == 200
+    assert allowed.headers["Access-Control-Allow-Origin"] == PAGE
+    other = call(app, "OPTIONS", "/v1/requests", headers={"Origin": "https://evil.example"} | asked)
+    assert "Access-Control-Allow-Origin" not in other.headers
