@@ -12,6 +12,7 @@ from pydantic import (
 )
 
 from app.errors import ApiError, invalid
+from relay.request import MAX_PRIORITY
 from relay.sampling import SamplingParams
 
 Prompt = str | list[int]
@@ -146,6 +147,7 @@ class SamplingFields(_Strict):
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
+    priority: int = Field(0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
 
     @property
     def output_tokens(self) -> int | None:

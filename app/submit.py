@@ -11,11 +11,12 @@ from werkzeug.exceptions import ClientDisconnected, RequestEntityTooLarge
 from app.admission import missing, most_output_tokens
 from app.body import Body, read_body
 from app.errors import RETRY_AFTER_S, ApiError, invalid, unavailable
+from app.line import current_line
 from app.schema import SamplingFields
 from app.service import Service
 from relay.answers import SubmitOutcome
 from relay.log import event
-from relay.request import Ring, Submission
+from relay.request import BATCH_PRIORITY, Ring, Submission
 from relay.worker_card import WorkerCard
 
 log = logging.getLogger(__name__)
@@ -72,11 +73,13 @@ def submit(
         service.meters.submitted.labels(kind, "replayed").inc()
         return accepted
     max_tokens = _max_tokens(service, body.output_tokens, prompt_ids)
+    line = current_line()
     submission = Submission(
         request_id=f"req-{uuid.uuid4().hex}",
         prompt_ids=prompt_ids,
         params=body.params(max_tokens, secrets.randbits(63), service.tokenizer.vocab_size),
-        timeout_ms=_timeout_ms(service, timeout_s),
+        timeout_ms=round(1000 * line.timeout_s) if line else _timeout_ms(service, timeout_s),
+        priority=BATCH_PRIORITY if line else body.priority,
         idempotency_key=key,
         body_hash=body_hash,
         kind=kind,

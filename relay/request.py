@@ -6,6 +6,9 @@ from typing import NamedTuple
 
 from relay.sampling import SamplingParams
 
+MAX_PRIORITY = 100
+BATCH_PRIORITY = MAX_PRIORITY + 1  # of a line of a batch: everything else goes first
+
 
 class Leg(StrEnum):
     """The half of a request that one worker owns at a time; BOTH is a unified worker's claim."""
@@ -58,7 +61,10 @@ class Hold(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A validated request on its way into the record. `timeout_ms` runs from acceptance."""
+    """A validated request on its way into the record. `timeout_ms` runs from acceptance.
+
+    `priority` orders the queues, the lowest number first: -MAX_PRIORITY to MAX_PRIORITY, or BATCH_PRIORITY.
+    """
 
     request_id: str
     prompt_ids: tuple[int, ...]
@@ -69,6 +75,7 @@ class Submission:
     kind: str = "request"  # which API resource it came from: request, completion, chat
     max_open_requests: int = 10_000
     max_open_bytes: int = 1 << 30
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

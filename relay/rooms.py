@@ -71,6 +71,7 @@ class Rooms:
                 s.max_open_bytes,
                 self._result_ttl_ms,
                 len(s.prompt_ids) + s.params.max_tokens,
+                s.priority,
             )
         except OutOfMemoryError:
             return Submitted(SubmitOutcome.FULL, s.request_id, None)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from relay.answers import Emission
-from relay.request import Hold, Leg, Ring, Why
+from relay.request import BATCH_PRIORITY, MAX_PRIORITY, Hold, Leg, Ring, Why
 from relay.rooms import Rooms
 from tests.integration.scene import (
     LOAD,
@@ -76,6 +76,25 @@ def test_retracted_then_recovered_then_new(rooms: Rooms) -> None:
     for leg in (Leg.PREFILL, Leg.DECODE):
         assert [take(rooms, leg) for _ in range(3)] == [retracted, recovered, new]
     check_integrity(rooms)
+
+
+@pytest.mark.parametrize("leg", [Leg.PREFILL, Leg.DECODE])
+def test_priorities_go_before_arrival_and_batch_lines_last(rooms: Rooms, leg: Leg) -> None:
+    def of(priority: int) -> str:
+        return rooms.submit(submission(tokens=SMALL, priority=priority)).request_id
+
+    line, late, second, first, third = of(BATCH_PRIORITY), of(MAX_PRIORITY), of(0), of(-MAX_PRIORITY), of(0)
+    if leg is Leg.DECODE:
+        while take(rooms, Leg.PREFILL, "P"):
+            pass
+    assert [take(rooms, leg) for _ in range(5)] == [first, second, third, late, line]
+
+
+def test_a_line_that_was_handed_back_goes_before_other_lines_only(rooms: Rooms) -> None:
+    line, recovered = [rooms.submit(submission(priority=BATCH_PRIORITY)).request_id for _ in range(2)]
+    assert rooms.release(take_hold(rooms, Leg.PREFILL, "P", wanted=recovered), Why.DRAIN).ok
+    (interactive,) = submit(rooms, SMALL)
+    assert [take(rooms, Leg.PREFILL) for _ in range(3)] == [interactive, recovered, line]
 
 
 def test_a_decode_leg_that_was_handed_back_goes_before_older_ones(rooms: Rooms) -> None:
