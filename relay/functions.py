@@ -1,4 +1,4 @@
-"""The server-side function library: loaded when the server lacks it or holds another version."""
+"""Server-side function libraries: each is loaded when the server lacks it or holds another version."""
 
 from importlib.resources import files
 from threading import Lock
@@ -6,8 +6,6 @@ from typing import Any, cast
 
 from redis import Redis
 from redis.exceptions import ConnectionError, ResponseError
-
-LIBRARY = "kvrelay"
 
 # What a server says that cannot write now and will again: a full disk, a slow script, replicas that lag.
 _PASSES = ("MISCONF", "BUSY ", "NOREPLICAS")
@@ -18,12 +16,13 @@ class UnsupportedServer(RuntimeError):
 
 
 class Functions:
-    """Calls `kvrelay_<name>` with one key, the root of a model's keys. Thread-safe."""
+    """Calls `<library>_<name>` of a source file, with one key, the root of a model's keys. Thread-safe."""
 
-    def __init__(self, redis: Redis, root: str) -> None:
+    def __init__(self, redis: Redis, root: str, source: str = "rooms.lua", library: str = "kvrelay") -> None:
         self._redis = redis
         self._root = root
-        self._code = files("relay").joinpath("rooms.lua").read_bytes()
+        self._code = files("relay").joinpath(source).read_bytes()
+        self._library = library
         self._lock = Lock()
         self._checked = False
 
@@ -40,19 +39,19 @@ class Functions:
         if not self._checked:
             self._load()
         try:
-            return self._redis.fcall(f"{LIBRARY}_{name}", 1, self._root, *args)
+            return self._redis.fcall(f"{self._library}_{name}", 1, self._root, *args)
         except ResponseError as error:
             # A restart without persistence or a flush may have taken the library away.
             if "Function not found" not in str(error):
                 raise
         self._load()
-        return self._redis.fcall(f"{LIBRARY}_{name}", 1, self._root, *args)
+        return self._redis.fcall(f"{self._library}_{name}", 1, self._root, *args)
 
     def _load(self) -> None:
         with self._lock:
             try:
                 self._check_eviction()
-                held = cast(list[list[Any]], self._redis.function_list(library=LIBRARY, withcode=True))
+                held = cast(list[list[Any]], self._redis.function_list(library=self._library, withcode=True))
                 if not held or self._code not in held[0]:
                     self._redis.function_load(cast(str, self._code), replace=True)
             except ResponseError as error:

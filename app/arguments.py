@@ -1,0 +1,30 @@
+"""What clients say in the query string."""
+
+from flask import request
+
+from app.errors import invalid
+
+
+def whole_argument(name: str, low: int, high: int) -> int | None:
+    """None: not given. Raises ApiError for what is no whole number from `low` to `high`."""
+    text = request.args.get(name)
+    return None if text is None else whole(name, text, low, high)
+
+
+def whole(name: str, text: str, low: int, high: int) -> int:
+    """The number that `text` is. Raises ApiError that names the argument or header."""
+    if not (text.isascii() and text.isdigit() and len(text) <= 10 and low <= int(text) <= high):
+        raise invalid(f"{name} must be a whole number from {low} to {high}, not {text!r}.", name)
+    return int(text)
+
+
+def choice_argument(name: str, *allowed: str) -> str:
+    """One of `allowed`; the first where none is given. Raises ApiError."""
+    text = request.args.get(name, allowed[0])
+    if text not in allowed:
+        raise invalid(f"{name} must be one of {', '.join(allowed)}, not {text!r}.", name)
+    return text
+
+
+def switch_argument(name: str) -> bool:
+    return choice_argument(name, "0", "1", "false", "true") in ("1", "true")

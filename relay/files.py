@@ -1,0 +1,77 @@
+"""What is known of each file; its bytes lie elsewhere. A file that has no entry here is not there."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from redis import Redis
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """`created` and `expires` in seconds since the epoch. `owner` is the name of the caller who sent it."""
+
+    file_id: str
+    owner: str
+    name: str
+    purpose: str
+    size_bytes: int
+    created: int
+    expires: int | None = None
+
+    @property
+    def stored_as(self) -> str:
+        """The name of its object in the storage."""
+        return f"files/{self.file_id}"
+
+
+class Files:
+    """The files of one model's deployment. Every call may run twice without harm."""
+
+    def __init__(self, redis: Redis, root: str) -> None:
+        self._redis = redis
+        self._root = root
+
+    def add(self, file: File) -> None:
+        """From here on the file exists."""
+        pipeline = self._redis.pipeline(transaction=True)
+        pipeline.set(self._key(file.file_id), json.dumps(asdict(file)))
+        pipeline.zadd(self._index(file.owner), {file.file_id: file.created})
+        if file.expires is not None:
+            pipeline.zadd(self._expiring(), {file.file_id: file.expires})
+        pipeline.execute()
+
+    def find(self, file_id: str) -> File | None:
+        return _file(self._redis.get(self._key(file_id)))
+
+    def remove(self, file: File) -> bool:
+        """False when somebody else removed it before."""
+        pipeline = self._redis.pipeline(transaction=True)
+        pipeline.delete(self._key(file.file_id))
+        pipeline.zrem(self._index(file.owner), file.file_id)
+        pipeline.zrem(self._expiring(), file.file_id)
+        return bool(pipeline.execute()[0])
+
+    def of(self, owner: str) -> list[File]:
+        """Oldest first."""
+        ids: Any = self._redis.zrange(self._index(owner), 0, -1)
+        found: Any = self._redis.mget([self._key(each.decode()) for each in ids]) if ids else []
+        return [file for file in map(_file, found) if file]
+
+    def expired(self, now: float) -> list[File]:
+        ids: Any = self._redis.zrangebyscore(self._expiring(), "-inf", now)
+        found = (self.find(each.decode()) for each in ids)
+        return [file for file in found if file]
+
+    def _key(self, file_id: str) -> str:
+        return f"{self._root}:file:{file_id}"
+
+    def _index(self, owner: str) -> str:
+        return f"{self._root}:files:{owner}"
+
+    def _expiring(self) -> str:
+        return f"{self._root}:expiring_files"
+
+
+def _file(text: Any) -> File | None:
+    return File(**json.loads(text)) if text else None
