@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kernels.base import AttentionBatch
 from relay.sampling import SamplingParams
+from tests.late_runner import LateRunner
 from workers.engine.config import EngineConfig
 from workers.engine.engine import Engine
 from workers.engine.kv_pool import KVPool
@@ -120,6 +121,8 @@ class HashingModel:
 class Rig:
     """`step` and `run` check the page accounts after each step."""
 
+    late = False  # whether on a device that computes by itself
+
     def __init__(self, pages: int = 64, model: Any = None, kv: KVPool | None = None, **config: int) -> None:
         self.model = model or HashingModel()
         shape = (LAYERS, pages, 2, PAGE_SIZE, 1, 1)
@@ -147,6 +150,14 @@ class Rig:
             on_produced=self._tell,
             on_computed=lambda part: self.on_computed(part),
         )
+        if self.late:
+            self.engine._runner = LateRunner(self.model, self.kv, settings["group_layers"])
+
+    @property
+    def device(self) -> LateRunner:
+        runner = self.engine._runner
+        assert isinstance(runner, LateRunner)
+        return runner
 
     def _tell(self, produced: list[Produced]) -> None:
         self.told_at_step.append(self.engine.heartbeat.step)
@@ -199,17 +210,26 @@ def relayed(key: str, prompt: list[int], tokens: int = 8, **more: Any) -> Prefil
 
 
 class Relay:
-    """A prefill engine and a decode engine; pages are copied at the moment they are announced."""
+    """A prefill engine and a decode engine; pages are copied when they are announced, from a late device at
+    the end."""
 
     def __init__(self, prefill: Rig, decode: Rig) -> None:
         self.prefill, self.decode = prefill, decode
-        prefill.on_computed = self.copy
+        prefill.on_computed = self.announced
+        self.waiting: list[Computed] = []
 
     def reserve(self, key: str, tokens: int) -> None:
         self.decode.submit(Reserve(key, "request", tokens))
         self.decode.step()
 
+    def announced(self, part: Computed) -> None:
+        if part.ready is None:
+            self.copy(part)
+        else:
+            self.waiting.append(part)
+
     def copy(self, part: Computed) -> None:
+        assert part.ready is None or part.ready()
         source = self.prefill.admitted(part.key).pages
         target = self.decode.the(Reserved, part.key).pages
         assert len(source) == len(target)
@@ -223,5 +243,8 @@ class Relay:
         layers = self.prefill.kv.tensor.shape[0]
         self.copy(Computed(leg.work.key, 0, layers, 0, admitted.cached_tokens // self.prefill.kv.page_size))
         first = self.prefill.the(Prefilled, leg.work.key).first
+        for part in self.waiting:
+            if part.key == leg.work.key:
+                self.copy(part)
         self.prefill.submit(Drop(leg.work.key))
         self.decode.submit(Prebuilt(leg.work, first))

@@ -75,7 +75,7 @@ def runner(is_cuda: bool) -> ModelRunner:
 
 def parts_of(runner: ModelRunner) -> list[tuple[int, int, Ready | None]]:
     parts: list[tuple[int, int, Ready | None]] = []
-    batch = SimpleNamespace(tokens=None, positions=None, logit_rows=None)
+    batch = SimpleNamespace(input_tokens=lambda: None, positions=None, logit_rows=None)
     runner.forward(batch, None, lambda first, last, ready: parts.append((first, last, ready)))  # type: ignore[arg-type]
     return parts
 

@@ -18,6 +18,7 @@ from tests.engine_rig import (
 from workers.engine.messages import (
     Drop,
     Ending,
+    Event,
     Prebuilt,
     Prefill,
     Prefilled,
@@ -50,6 +51,7 @@ class Client:
             reserve_tokens=self.draw.choice([0, 1, 6]),
             group_layers=self.draw.choice([1, 2, 3]),
         )
+        self.rig.engine._on_event = self.hear
         self.legs: dict[str, Work] = {}  # what the engine should know
         self.texts: dict[str, list[int]] = {}
         self.receiving: dict[str, Reserved] = {}
@@ -105,15 +107,24 @@ class Client:
             self.relayed.add(leg.key)
         self.rig.submit(Prefill(leg, relay))
 
-    def prebuild(self, key: str) -> None:
-        """Write what the peer would have written, then say so."""
-        reserved, leg = self.receiving.pop(key), self.legs[key]
+    def hear(self, event: Event) -> None:
+        self.rig.events.append(event)
+        if isinstance(event, Reserved) and event.key in self.legs:
+            self.write(event)
+
+    def write(self, reserved: Reserved) -> None:
+        """What a peer may write from the moment that the pages are its own."""
+        leg = self.legs[reserved.key]
         tokens = [*leg.prompt_ids, *leg.emitted]
         for layer, (keys, values) in enumerate(pool_rows(tokens)):
             for position, (k, v) in enumerate(zip(keys, values)):
                 page, offset = divmod(position, PAGE_SIZE)
                 self.rig.kv.tensor[layer, reserved.pages[page], 0, offset] = k
                 self.rig.kv.tensor[layer, reserved.pages[page], 1, offset] = v
+
+    def prebuild(self, key: str) -> None:
+        del self.receiving[key]
+        leg = self.legs[key]
         self.rig.submit(Prebuilt(leg, Sampled(answer(leg.prompt_ids)[len(leg.emitted)])))
 
     def drop(self, key: str) -> None:
@@ -133,6 +144,8 @@ class Client:
     def step(self) -> bool:
         running = self.legs.keys() - self.relayed - self.receiving.keys()
         self.oldest_ms = min((self.legs[key].arrival_ms for key in running), default=0.0)
+        if self.rig.late:
+            self.rig.device.compute(self.draw.randrange(5))
         worked = self.rig.step()
         self.listen()
         return worked
@@ -199,7 +212,9 @@ class Client:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_random_commands(seed: int) -> None:
+@pytest.mark.parametrize("late", [False, True], ids=["at once", "late"])
+def test_random_commands(late: bool, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rig, "late", late)
     client = Client(seed)
     for _ in range(200):
         client.act()

@@ -1,6 +1,7 @@
 """The engine thread: commands in, one step after the other, events and tokens out."""
 
 import logging
+from collections import deque
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Rows
 from queue import Empty, SimpleQueue
@@ -11,6 +12,7 @@ from relay import log
 from workers.engine import policy
 from workers.engine.batch import Row
 from workers.engine.config import EngineConfig
+from workers.engine.flight import Flight
 from workers.engine.kv_pool import KVPool
 from workers.engine.messages import (
     Admitted,
@@ -22,12 +24,11 @@ from workers.engine.messages import (
     Produced,
     Ready,
     Retracted,
-    Sampled,
     Stop,
 )
 from workers.engine.pages import IntegrityError
 from workers.engine.runner import ModelRunner, OnLayers
-from workers.engine.sampler import Sampler, SamplingRow, Unsampleable
+from workers.engine.sampler import Sampler, SamplingRow
 from workers.engine.scheduler import Scheduler
 from workers.engine.sequence import Sequence
 from workers.engine.stats import EngineStats
@@ -40,6 +41,10 @@ QUIET_S = 1.0  # without work for this long; a large pool takes a while to check
 
 class Engine:
     """Prefills, decodes, or both: what it does follows from its commands.
+
+    Steps are launched and read in turn. Where the device computes by itself, the next step is launched before
+    this one is read, with tokens that only the device knows; a sequence that turns out to have ended has then
+    computed one token in vain, and keeps its pages until that step is over.
 
     The callbacks run on the engine thread and must only hand on what they get: `on_event` for control,
     `on_produced` once for all tokens of a step, `on_computed` inside the forward pass as layer groups of
@@ -68,6 +73,7 @@ class Engine:
         self._on_produced = on_produced
         self._on_computed = on_computed
         self._commands: SimpleQueue[Command] = SimpleQueue()
+        self._flights: deque[Flight] = deque()
         self._stopping = False
         self._thread = Thread(target=self._run, name="engine", daemon=True)
         self.headroom = self._scheduler.headroom()
@@ -87,22 +93,28 @@ class Engine:
         self._commands.put(command)
 
     def step(self) -> bool:
-        """Obey the commands there are and compute one batch. False if there was nothing to compute.
+        """Obey the commands there are, launch a step and read one. False if there was nothing to compute.
 
         For the engine's thread, or for a caller that has not started it.
         """
         self._obey_all()
         if self._stopping:
+            while self._flights:
+                self._read()
+            self._publish()
             return False
         started = perf_counter()
-        rows = self._scheduler.next_rows(self.heartbeat.step, monotonic())
+        rows = self._next_rows()
         self._publish()
-        if not rows:
+        if not rows and not self._flights:
             return False
-        self._compute(rows)
+        if rows:
+            self._launch(rows)
+        if len(self._flights) > (self._runner.ahead if rows else 0):
+            self._read()
         self._publish()
         self.stats = self.stats._replace(
-            steps=self.stats.steps + 1, step_s=self.stats.step_s + perf_counter() - started
+            steps=self.stats.steps + bool(rows), step_s=self.stats.step_s + perf_counter() - started
         )
         return True
 
@@ -147,31 +159,51 @@ class Engine:
         else:
             self._scheduler.apply(command)
 
-    def _compute(self, rows: Rows[Row]) -> None:
-        tokens = sum(row.query_tokens for row in rows)
-        step = self.heartbeat.step + 1
-        self.heartbeat = Heartbeat(step, monotonic() + policy.step_seconds(tokens))
+    def _next_rows(self) -> list[Row]:
+        if self._flights and self._flights[-1].drawn is None:
+            return []
+        return self._scheduler.next_rows(self.heartbeat.step, monotonic())
+
+    def _launch(self, rows: Rows[Row]) -> None:
+        self._expect_end(self.heartbeat.step + 1, sum(row.query_tokens for row in rows))
         planned = perf_counter()
-        batch, plan = self._runner.prepare(rows)
+        batch, plan = self._runner.prepare(rows, self._flights[-1].drawn if self._flights else None)
         begun = perf_counter()
         logits = self._runner.forward(batch, plan, self._reporter(rows))
         computed = perf_counter()
-        sampled: list[Sampled | Unsampleable] = []
-        if sampling := [self._sampling_row(row.sequence) for row in rows if row.samples]:
-            sampled = self._sampler.sample(logits, sampling)
-        self._runner.wait()  # nothing to do after a sample: it had to be read
-        ended = perf_counter()
-        decoded = sum(row.sequence.decoding for row in rows)
-        self._scheduler.finish(rows, sampled, monotonic())
-        self.heartbeat = Heartbeat(step, None)
+        sampling = [
+            self._sampling_row(row.sequence, row.position) for row in rows if row.position is not None
+        ]
+        self._flights.append(Flight(rows, self._runner.choose(self._sampler, logits, sampling)))
+        self._scheduler.launched(rows)
         stats = self.stats
         self.stats = stats._replace(
             plan_s=stats.plan_s + begun - planned,
             forward_s=stats.forward_s + computed - begun,
-            sample_s=stats.sample_s + ended - computed,
-            prefill_tokens=stats.prefill_tokens + tokens - decoded,
+            sample_s=stats.sample_s + perf_counter() - computed,
+        )
+
+    def _read(self) -> None:
+        """The end of the step that was launched first."""
+        begun = perf_counter()
+        rows, choice = flight = self._flights[0]
+        sampled = choice.read()
+        ended = perf_counter()
+        self._flights.popleft()
+        self._scheduler.finish(rows, sampled, monotonic())
+        self._expect_end(self.heartbeat.step)
+        decoded = sum(row.decodes for row in rows)
+        stats = self.stats
+        self.stats = stats._replace(
+            sample_s=stats.sample_s + ended - begun,
+            prefill_tokens=stats.prefill_tokens + flight.tokens - decoded,
             decode_tokens=stats.decode_tokens + decoded,
         )
+
+    def _expect_end(self, step: int, tokens: int = 0) -> None:
+        """By when the steps that were launched, and one more of so many tokens, must be over."""
+        tokens += sum(flight.tokens for flight in self._flights)
+        self.heartbeat = Heartbeat(step, monotonic() + policy.step_seconds(tokens) if tokens else None)
 
     def _reporter(self, rows: Rows[Row]) -> OnLayers | None:
         """Tells the transfer of each relayed row's pages, as layers complete."""
@@ -182,7 +214,7 @@ class Engine:
         def on_layers(first_layer: int, last_layer: int, ready: Ready | None) -> None:
             for row in relayed:
                 # A chunk starts at a page, and only the last one of a prompt leaves a page unfilled.
-                first_page = row.sequence.computed_tokens // self._page_size
+                first_page = row.start // self._page_size
                 last_page = policy.pages_for(row.context_tokens, self._page_size)
                 self._on_computed(
                     Computed(row.sequence.key, first_layer, last_layer, first_page, last_page, ready)
@@ -190,11 +222,11 @@ class Engine:
 
         return on_layers
 
-    def _sampling_row(self, sequence: Sequence) -> SamplingRow:
+    def _sampling_row(self, sequence: Sequence, position: int) -> SamplingRow:
         params, prompt_ids, output_ids = sequence.work.params, sequence.work.prompt_ids, sequence.output_ids
         if sequence.sampling_state is None:
             sequence.sampling_state = self._sampler.new_state(params, prompt_ids, output_ids)
-        return SamplingRow(params, prompt_ids, output_ids, len(output_ids), sequence.sampling_state)
+        return SamplingRow(params, prompt_ids, output_ids, position, sequence.sampling_state)
 
     def _publish(self) -> None:
         """Hand on what the scheduler has to tell, after the headroom that goes with it."""

@@ -87,9 +87,14 @@ def verdict(
             return Verdict(Ending.STOP)
         if token_id in params.stop_token_ids:
             return Verdict(Ending.STOP, token_id)
-    if position + 1 >= params.max_tokens or tokens >= limit_tokens:
+    if full(position + 1, tokens, params.max_tokens, limit_tokens):
         return Verdict(Ending.LENGTH)
     return Verdict(None)
+
+
+def full(outputs: int, tokens: int, max_tokens: int, limit_tokens: int) -> bool:
+    """Whether a sequence of `tokens` tokens, `outputs` of them its own, ends by its length."""
+    return outputs >= max_tokens or tokens >= limit_tokens
 
 
 def step_seconds(tokens: int) -> float:

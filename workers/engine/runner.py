@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 
 from kernels.base import Plan
-from workers.engine.batch import Batch, Row
+from workers.engine.batch import Batch, Drawn, Row
+from workers.engine.choice import Choice, LateChoice, QueuedChoice
 from workers.engine.kv_pool import KVPool
 from workers.engine.messages import Ready
+from workers.engine.sampler import Sampler, SamplingRow
 from workers.models.model import Model
 
 OnLayers = Callable[[int, int, Ready | None], None]
@@ -22,10 +24,15 @@ class ModelRunner:
         self._model = model
         self._group_layers = group_layers
 
-    def prepare(self, rows: Sequence[Row]) -> tuple[Batch, Plan]:
-        """What `forward` needs for these rows."""
+    @property
+    def ahead(self) -> int:
+        """How many steps may be launched while one is computed. On a CPU none: a launch computes the step."""
+        return 1 if self.kv.tensor.is_cuda else 0
+
+    def prepare(self, rows: Sequence[Row], drawn: Drawn | None = None) -> tuple[Batch, Plan]:
+        """What `forward` needs for these rows; `drawn` are tokens of the step before that were not read."""
         device = self.kv.tensor.device
-        batch = Batch.build(rows, self.kv.page_size, device)
+        batch = Batch.build(rows, self.kv.page_size, device, drawn)
         return batch, self._model.kernels.plan(batch.attention, device)
 
     def forward(self, batch: Batch, plan: Plan, on_layers: OnLayers | None = None) -> Tensor:
@@ -36,7 +43,7 @@ class ModelRunner:
         """
         on_layer = self._grouped(on_layers) if on_layers is not None else None
         return self._model.forward(
-            batch.tokens, batch.positions, self.kv.tensor, plan, on_layer, batch.logit_rows
+            batch.input_tokens(), batch.positions, self.kv.tensor, plan, on_layer, batch.logit_rows
         )
 
     def _grouped(self, on_layers: OnLayers) -> Callable[[int], None]:
@@ -50,10 +57,12 @@ class ModelRunner:
 
         return on_layer
 
-    def wait(self) -> None:
-        """Until a GPU has computed all that was queued: from then on pages may be freed and sent."""
-        if self.kv.tensor.is_cuda:
-            torch.cuda.current_stream().synchronize()
+    def choose(self, sampler: Sampler, logits: Tensor, rows: Sequence[SamplingRow]) -> Choice:
+        """The tokens of the rows that sample, by what `forward` gave. Without `ids` they must be read before
+        the next step is launched."""
+        if self.ahead and not sampler.asks_host(rows):
+            return QueuedChoice(sampler, logits, rows)
+        return LateChoice(sampler, logits, rows)
 
     def _mark(self) -> Ready | None:
         if not self.kv.tensor.is_cuda:

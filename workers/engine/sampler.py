@@ -31,6 +31,14 @@ class Unsampleable(NamedTuple):
     reason: str
 
 
+class DrawnRows(NamedTuple):
+    """What a device draws: `ids` int64 [rows], and `found` float64 [rows, 3], of each row the highest logit,
+    the highest of what is left to choose from, and the id."""
+
+    ids: Tensor
+    found: Tensor
+
+
 _NOTHING_LEFT = Unsampleable("no token is left to choose: min_tokens and logit_bias forbid all")
 
 
@@ -71,6 +79,18 @@ class Sampler:
     def sample_together(self, logits: Tensor, rows: Sequence[SamplingRow]) -> list[Sampled | Unsampleable]:
         """As `sample`, all rows at once: what is right on a device that must not be asked row by row. Only
         rows with penalties, biases or logprobs ask by themselves."""
+        chosen = self.checked(self.draw_together(logits, rows).found, rows)
+        return [
+            self._with_logprobs(logits[i], row, choice)
+            for i, (row, choice) in enumerate(zip(rows, chosen, strict=True))
+        ]
+
+    def asks_host(self, rows: Sequence[SamplingRow]) -> bool:
+        """Whether any of these rows needs more than `draw_together` of a device that nobody waits for."""
+        return any(row.params.logprobs is not None or not row.state.neutral(row.position) for row in rows)
+
+    def draw_together(self, logits: Tensor, rows: Sequence[SamplingRow]) -> DrawnRows:
+        """Without waiting for the device, unless a row `asks_host`. A row that allows no token gets any."""
         scores = logits
         if corrected := [i for i, row in enumerate(rows) if not row.state.neutral(row.position)]:
             scores = logits.clone()
@@ -81,22 +101,19 @@ class Sampler:
             at = upload(torch.tensor(drawn), logits.device)
             draws = [Draw.of(rows[i].params, rows[i].position) for i in drawn]
             ids[at] = draw_rows(scores[at], peaks[at], draws)
-        found = torch.stack((logits.amax(dim=-1).double(), peaks.double(), ids.double()), dim=1).tolist()
-        return [
-            self._checked(logits[i], row, own_peak, peak, int(token))
-            for i, (row, (own_peak, peak, token)) in enumerate(zip(rows, found, strict=True))
-        ]
+        found = torch.stack((logits.amax(dim=-1).double(), peaks.double(), ids.double()), dim=1)
+        return DrawnRows(ids, found)
 
-    def _checked(
-        self, logits: Tensor, row: SamplingRow, own_peak: float, peak: float, token: int
+    def checked(self, found: Tensor, rows: Sequence[SamplingRow]) -> list[Sampled | Unsampleable]:
+        """What was drawn, without logprobs. `found` is that of `draw_together`, on any device."""
+        return [_checked(*values) for values, _ in zip(found.tolist(), rows, strict=True)]
+
+    def _with_logprobs(
+        self, logits: Tensor, row: SamplingRow, choice: Sampled | Unsampleable
     ) -> Sampled | Unsampleable:
-        if not math.isfinite(own_peak):
-            return _broken(own_peak)
-        if not math.isfinite(peak):
-            return _NOTHING_LEFT
-        if row.params.logprobs is None:
-            return Sampled(token)
-        return Sampled(token, token_logprobs(logits, token, row.params.logprobs))
+        if row.params.logprobs is None or isinstance(choice, Unsampleable):
+            return choice
+        return Sampled(choice.token_id, token_logprobs(logits, choice.token_id, row.params.logprobs))
 
     def _sample_row(self, logits: Tensor, peak: float, best: int, row: SamplingRow) -> Sampled | Unsampleable:
         params = row.params
@@ -115,6 +132,12 @@ class Sampler:
         if params.logprobs is None:
             return Sampled(token)
         return Sampled(token, token_logprobs(logits, token, params.logprobs))
+
+
+def _checked(own_peak: float, peak: float, token: float) -> Sampled | Unsampleable:
+    if not math.isfinite(own_peak):
+        return _broken(own_peak)
+    return Sampled(int(token)) if math.isfinite(peak) else _NOTHING_LEFT
 
 
 def highest(logits: Tensor) -> tuple[list[float], list[int]]:

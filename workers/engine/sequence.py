@@ -12,6 +12,8 @@ class Sequence:
     """Tokens are prompt ⧺ output. The pool holds the KV of the first `computed_tokens` of them.
 
     A token just sampled has no KV before the next step, so a sequence that decodes has one pending token.
+    Steps that were launched bring the KV to `launched_tokens`. A token that one of them samples is unread
+    until that step is over: the device knows it, the host does not.
     """
 
     work: Work
@@ -20,6 +22,7 @@ class Sequence:
     pages: list[int] = field(default_factory=list)
     digests: list[Digest] = field(default_factory=list)  # of the first whole pages, as far as known
     computed_tokens: int = 0
+    launched_tokens: int = 0
     cached_tokens: int = 0  # of them, found in the prefix cache at admission
     started: float | None = None  # when its first chunk began, monotonic seconds
     sampling_state: SamplingState | None = None
@@ -34,13 +37,28 @@ class Sequence:
         return len(self.work.prompt_ids) + len(self.output_ids)
 
     @property
+    def unread_tokens(self) -> int:
+        return max(0, self.launched_tokens + 1 - self.tokens)
+
+    @property
+    def position(self) -> int:
+        """Of the next output token to be sampled, over all attempts, from 0."""
+        return len(self.output_ids) + self.unread_tokens
+
+    @property
     def pending_tokens(self) -> int:
-        return self.tokens - self.computed_tokens
+        """Tokens, unread ones too, that no step was launched for."""
+        return self.tokens + self.unread_tokens - self.launched_tokens
+
+    @property
+    def flying(self) -> bool:
+        """A step that was launched and is not over computes some of it."""
+        return self.launched_tokens > self.computed_tokens
 
     @property
     def decoding(self) -> bool:
-        """Its prompt is computed: it got a token in this attempt."""
-        return len(self.output_ids) > len(self.work.emitted)
+        """Its prompt is computed, or about to be: a token of this attempt is sampled."""
+        return self.position > len(self.work.emitted)
 
     @property
     def settled(self) -> bool:
