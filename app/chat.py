@@ -6,7 +6,7 @@ from flask import Blueprint, Response
 
 from app.generation import Generation
 from app.logprobs import chat_logprobs
-from app.prompt import encode_messages
+from app.prompt import prompt_of_conversation
 from app.schema import ChatBody, parse
 from app.service import service
 from app.submit import current_body, submit
@@ -61,6 +61,6 @@ def create() -> Response:
     body = parse(ChatBody, raw.fields)
     s = service()
     s.check_free_thread()
-    accepted = submit(s, ChatView.kind, body, encode_messages(s.tokenizer, body.messages), raw.digest)
+    accepted = submit(s, ChatView.kind, body, prompt_of_conversation(s, body), raw.digest)
     view = ChatView(body.top_logprobs_wanted, s.tokenizer)
     return Generation(s, accepted, view).answer(body.stream, body.stream_options)

@@ -6,7 +6,7 @@ from flask import Blueprint, Response
 
 from app.generation import Generation
 from app.logprobs import completion_logprobs
-from app.prompt import encode_prompt
+from app.prompt import prompt_of_text
 from app.schema import CompletionBody, parse
 from app.service import service
 from app.submit import current_body, submit
@@ -64,6 +64,6 @@ def create() -> Response:
     body = parse(CompletionBody, raw.fields)
     s = service()
     s.check_free_thread()
-    accepted = submit(s, CompletionView.kind, body, encode_prompt(s.tokenizer, body.prompt), raw.digest)
+    accepted = submit(s, CompletionView.kind, body, prompt_of_text(s, body, body.prompt), raw.digest)
     view = CompletionView(body.top_logprobs_wanted, s.tokenizer)
     return Generation(s, accepted, view).answer(body.stream, body.stream_options)

@@ -3,15 +3,22 @@
 from collections.abc import Sequence
 from typing import Any
 
+from app.conversation import Conversation
 from app.errors import invalid
-from app.schema import Message, Prompt
-from relay.chat_template import ChatTemplateError
+from app.message import Message
+from app.sampling_fields import SamplingFields
+from app.schema import Prompt
+from app.service import Service
+from relay.chat_template import ChatTemplate, ChatTemplateError
+from relay.model_file import ModelError
 from relay.tokenizer import Tokenizer
 
+_CUT = "\N{SYMBOL FOR END OF TEXT}cut here"  # marks where a message ends that is to be continued
 
-def encode_prompt(tokenizer: Tokenizer, prompt: Prompt) -> tuple[int, ...]:
+
+def encode_prompt(tokenizer: Tokenizer, prompt: Prompt, add_special_tokens: bool = True) -> tuple[int, ...]:
     """Token ids of a text, or the ids given. Raises ApiError for an empty prompt or an unknown token id."""
-    ids = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+    ids = tokenizer.encode(prompt, add_special_tokens) if isinstance(prompt, str) else prompt
     if not prompt or not ids:
         raise invalid("The prompt must be non-empty.", "prompt")
     if wrong := next((i for i in ids if not 0 <= i < tokenizer.vocab_size), None):
@@ -19,19 +26,91 @@ def encode_prompt(tokenizer: Tokenizer, prompt: Prompt) -> tuple[int, ...]:
     return tuple(ids)
 
 
+def prompt_of_text(service: Service, body: SamplingFields, prompt: Prompt) -> tuple[int, ...]:
+    """Token ids of one prompt of `body`. Raises ApiError."""
+    ids = encode_prompt(service.tokenizer, prompt, body.add_special_tokens is not False)
+    return truncated(ids, body, service.context_tokens)
+
+
+def prompt_of_conversation(service: Service, body: Conversation) -> tuple[int, ...]:
+    """Token ids of the messages of `body`, in its template. Raises ApiError."""
+    text = render(
+        service.tokenizer,
+        [plain(message) for message in body.messages],
+        template=_clients_template(service, body.chat_template),
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        **body.template_variables,
+    )
+    ids = _encode(service.tokenizer, text, body.add_special_tokens is True)
+    return truncated(ids, body, service.context_tokens)
+
+
 def encode_messages(tokenizer: Tokenizer, messages: Sequence[Message]) -> tuple[int, ...]:
     """Token ids of a conversation, up to the assistant's turn. Raises ApiError if the template refuses."""
+    return _encode(tokenizer, render(tokenizer, [plain(message) for message in messages]))
+
+
+def render(
+    tokenizer: Tokenizer,
+    messages: list[dict[str, Any]],
+    *,
+    template: ChatTemplate | None = None,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    **variables: Any,
+) -> str:
+    """The prompt as a text; with `continue_final_message` it ends where the last message does.
+
+    `template`: instead of the model's own. Raises ApiError.
+    """
+    if continue_final_message:
+        last = messages[-1]
+        messages = [*messages[:-1], last | {"content": f"{last['content']}{_CUT}"}]
     try:
-        text = tokenizer.apply_chat_template([_plain(message) for message in messages])
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt, template, **variables)
     except ChatTemplateError as error:
         raise invalid(f"The messages cannot be made a prompt: {error}", "messages") from error
-    ids = tokenizer.encode(text, add_special_tokens=False)
+    if not continue_final_message:
+        return text
+    if _CUT not in text:
+        raise invalid("The chat template does not show the last message.", "continue_final_message")
+    return text[: text.rindex(_CUT)]
+
+
+def truncated(ids: tuple[int, ...], body: SamplingFields, context_tokens: int) -> tuple[int, ...]:
+    """The last `truncate_prompt_tokens` of a prompt; -1: what the context leaves beside the output."""
+    most = body.truncate_prompt_tokens
+    if most is None:
+        return ids
+    if most == 0:
+        raise invalid("truncate_prompt_tokens must be -1, or 1 and more.", "truncate_prompt_tokens")
+    if most == -1:
+        most = max(1, context_tokens - (body.output_tokens or 1))
+    return ids[-most:]
+
+
+def plain(message: Message) -> dict[str, Any]:
+    """A message as templates know it."""
+    role = "system" if message.role == "developer" else message.role
+    named = {"name": message.name} if message.name is not None else {}
+    return {"role": role, "content": message.text, **named}
+
+
+def _encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool = False) -> tuple[int, ...]:
+    # A template spells its own BOS.
+    ids = tokenizer.encode(text, add_special_tokens)
     if not ids:
         raise invalid("The messages make an empty prompt.", "messages")
     return tuple(ids)
 
 
-def _plain(message: Message) -> dict[str, Any]:
-    role = "system" if message.role == "developer" else message.role
-    named = {"name": message.name} if message.name is not None else {}
-    return {"role": role, "content": message.text, **named}
+def _clients_template(service: Service, source: str | None) -> ChatTemplate | None:
+    if source is None:
+        return None
+    if not service.settings.client_templates:
+        raise invalid("chat_template is not allowed here: CLIENT_TEMPLATES is off.", "chat_template")
+    try:
+        return service.tokenizer.compile_template(source)
+    except ModelError as error:
+        raise invalid(f"chat_template: {error}.", "chat_template") from error

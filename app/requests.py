@@ -12,7 +12,7 @@ from app.client import ClientGone, client_gone
 from app.errors import ApiError, invalid, unknown_request
 from app.events import TICK_S, events
 from app.follow import StreamDiverged, Watch
-from app.prompt import encode_messages, encode_prompt
+from app.prompt import prompt_of_conversation, prompt_of_text
 from app.schema import NativeBody, parse
 from app.service import Service, service
 from app.sse import PING, event_stream, frame
@@ -36,10 +36,10 @@ def create() -> tuple[Response, int]:
     body = parse(NativeBody, raw.fields)
     s = service()
     if body.prompt is not None:
-        prompt_ids = encode_prompt(s.tokenizer, body.prompt)
+        prompt_ids = prompt_of_text(s, body, body.prompt)
     else:
-        prompt_ids = encode_messages(s.tokenizer, body.messages or [])
-    accepted = submit(s, KIND, body, prompt_ids, raw.digest, body.timeout)
+        prompt_ids = prompt_of_conversation(s, body)
+    accepted = submit(s, KIND, body, prompt_ids, raw.digest)
     found = links(accepted.request_id)
     response = jsonify({"id": accepted.request_id, "status": "queued", "links": found})
     response.headers["Location"] = found["self"]

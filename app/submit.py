@@ -62,7 +62,6 @@ def submit(
     body: SamplingFields,
     prompt_ids: tuple[int, ...],
     digest: str,
-    timeout_s: float | None = None,
 ) -> Accepted:
     """Record the request, then ring. Raises ApiError when it cannot be accepted; nothing is recorded then."""
     if body.model not in (None, service.model):
@@ -77,8 +76,8 @@ def submit(
     submission = Submission(
         request_id=f"req-{uuid.uuid4().hex}",
         prompt_ids=prompt_ids,
-        params=body.params(max_tokens, secrets.randbits(63), service.tokenizer.vocab_size),
-        timeout_ms=round(1000 * line.timeout_s) if line else _timeout_ms(service, timeout_s),
+        params=body.params(max_tokens, secrets.randbits(63), service.tokenizer),
+        timeout_ms=round(1000 * line.timeout_s) if line else _timeout_ms(service, body.timeout),
         priority=BATCH_PRIORITY if line else body.priority,
         idempotency_key=key,
         body_hash=body_hash,

@@ -32,7 +32,7 @@ class ChatTemplate:
             self._template = _environment().from_string(source)
         except TemplateError as error:
             raise ModelError(
-                f"the model's chat template does not compile ({error}): mend the template"
+                f"the chat template does not compile ({error}): mend the template"
             ) from error
         self._special_tokens = dict(special_tokens)
 

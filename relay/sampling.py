@@ -11,6 +11,9 @@ class SamplingParams:
     `temperature` 0 is greedy. `top_k` 0 and `top_p` 1 keep all tokens. `logprobs` is the number of
     alternatives to report per token (0: only the chosen one, None: nothing). `max_tokens` counts output
     tokens over all attempts. The random draw at output position p depends on (`seed`, p) alone.
+    With `allowed_token_ids` no other token is ever chosen; `bad_words` are sequences of token ids whose last
+    one is not chosen behind the others. `grammar` is one of relay/grammar.py. `cache_salt` says whose prefix
+    cache may be used: None is everybody's.
     """
 
     max_tokens: int
@@ -30,6 +33,10 @@ class SamplingParams:
     logprobs: int | None = None
     seed: int = 0
     skip_special_tokens: bool = True
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    grammar: str | None = None
+    cache_salt: str | None = None
 
     @property
     def greedy(self) -> bool:
@@ -42,6 +49,7 @@ class SamplingParams:
     def from_json(cls, text: str | bytes) -> "SamplingParams":
         raw = json.loads(text)
         raw["logit_bias"] = {int(token): bias for token, bias in raw["logit_bias"].items()}
-        raw["stop"] = tuple(raw["stop"])
-        raw["stop_token_ids"] = tuple(raw["stop_token_ids"])
+        for name in ("stop", "stop_token_ids", "allowed_token_ids"):
+            raw[name] = tuple(raw[name])
+        raw["bad_words"] = tuple(map(tuple, raw["bad_words"]))
         return cls(**raw)

@@ -154,6 +154,7 @@ class Settings:
     max_open_bytes: int = _whole(256 << 20, 1 << 16, 1 << 40, "bytes of open prompts; above it 429")
     max_body_bytes: int = _whole(4 << 20, 1 << 10, 1 << 30, "largest request body; above it 413")
     context_tokens: int = _whole(0, 0, 1 << 31, "longest prompt plus output; 0: the model's own")
+    client_templates: bool = _switch(False, "clients may send chat templates of their own")
 
     files_url: str = _text("", "path, or URL with s3://", "where files lie; empty: VAR_DIR/files")
     max_file_bytes: int = _whole(200 << 20, 1 << 10, 1 << 40, "largest uploaded file; above it 413")

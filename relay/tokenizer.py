@@ -41,7 +41,8 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self._added = {i: token.content for i, token in added.items()}
         self._byte_of = _byte_alphabet() if "ByteLevel" in repr(backend.decoder) else None
-        self._template = ChatTemplate(chat_template, special_tokens) if chat_template else None
+        self._special_tokens = dict(special_tokens)
+        self.chat_template = self.compile_template(chat_template) if chat_template else None
         bos = special_tokens.get("bos_token")
         self.bos_id: int | None = backend.token_to_id(bos) if bos is not None else None
         self.eos_ids = frozenset(eos_ids)
@@ -67,13 +68,25 @@ class Tokenizer:
         text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
+    def compile_template(self, source: str) -> ChatTemplate:
+        """A chat template that may name this model's special tokens. Raises ModelError."""
+        return ChatTemplate(source, self._special_tokens)
+
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **kwargs: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        template: ChatTemplate | None = None,
+        **kwargs: Any,
     ) -> str:
-        """The prompt for a conversation. Raises ChatTemplateError, also where the model has no template."""
-        if self._template is None:
+        """The prompt for a conversation, by the model's template or `template`.
+
+        Raises ChatTemplateError, also where there is no template.
+        """
+        template = template or self.chat_template
+        if template is None:
             raise ChatTemplateError("this model has no chat template: send a plain prompt instead")
-        return self._template.render(messages, add_generation_prompt=add_generation_prompt, **kwargs)
+        return template.render(messages, add_generation_prompt=add_generation_prompt, **kwargs)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes one token stands for; empty for an id that no token has."""

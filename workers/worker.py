@@ -13,6 +13,7 @@ import torch
 from kernels import AttentionBatch, load_kernels
 from relay import celery
 from relay.geometry import Geometry
+from relay.grammar import Grammars
 from relay.log import event
 from relay.mailbox import Mailbox
 from relay.model_file import fingerprint, resolve_model
@@ -71,6 +72,8 @@ class Worker:
         kernels = load_kernels(settings.kernels, device.type)
         model = load_model(settings.model_path, settings.dtype, device, kernels)
         tokenizer = Tokenizer.load(settings.model_path)
+        grammars = Grammars(tokenizer, model.config.vocab_size)
+        grammars.warm_up()
         self._geometry = _geometry(settings, model)
         kv = _pool(settings, model, self._geometry)
         _warm_up(
@@ -91,7 +94,7 @@ class Worker:
         self._engine = Engine(
             model,
             kv,
-            Sampler(model.config.vocab_size, tokenizer.eos_ids, model.device),
+            Sampler(model.config.vocab_size, tokenizer.eos_ids, model.device, grammars),
             EngineConfig(
                 context_tokens, settings.chunk_tokens, settings.group_layers, settings.reserve_tokens
             ),

@@ -102,8 +102,8 @@ FIELDS: list[tuple[str, dict[str, Any], str, str]] = [
             ("prompt_logprobs", 1),
             ("response_format", {"type": "json_object"}),
             ("structured_outputs", {"regex": "a"}),
-            ("truncate_prompt_tokens", 5),
-            ("bad_words", ["x"]),
+            ("stop_regex", "x"),
+            ("kv_transfer_params", {"x": 1}),
         ]
     ),
     *(
@@ -112,8 +112,31 @@ FIELDS: list[tuple[str, dict[str, Any], str, str]] = [
             ("tools", [{"type": "function"}]),
             ("tool_choice", "required"),
             ("functions", [{}]),
+        ]
+    ),
+    *(
+        (TEXT, {name: value}, param, "invalid_value")
+        for name, value, param in [
+            ("allowed_token_ids", [], "allowed_token_ids"),
+            ("allowed_token_ids", [VOCABULARY], "allowed_token_ids"),
+            ("bad_words", [""], "bad_words.0"),
+            ("bad_words", "x", "bad_words"),
+            ("truncate_prompt_tokens", 0, "truncate_prompt_tokens"),
+            ("truncate_prompt_tokens", -2, "truncate_prompt_tokens"),
+            ("cache_salt", "", "cache_salt"),
+            ("priority", 1.5, "priority"),
+            ("add_special_tokens", 1, "add_special_tokens"),
+            ("timeout", 0, "timeout"),
+        ]
+    ),
+    *(
+        (CHAT, {name: value}, name, "invalid_value")
+        for name, value in [
             ("continue_final_message", True),
             ("chat_template", "{{ messages }}"),
+            ("chat_template_kwargs", {"messages": []}),
+            ("chat_template_kwargs", 1),
+            ("reasoning_effort", 3),
         ]
     ),
     (TEXT, {"stream": "yes"}, "stream", "invalid_value"),

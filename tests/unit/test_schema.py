@@ -7,14 +7,16 @@ import pytest
 from app.body import read_body
 from app.errors import ApiError
 from app.schema import ChatBody, CompletionBody, NativeBody, parse
+from relay.model_file import default_model_path
 from relay.sampling import SamplingParams
+from relay.tokenizer import Tokenizer
 
-VOCABULARY = 1_000
+TOKENIZER = Tokenizer.load(default_model_path())
 ASK = [{"role": "user", "content": "hi"}]
 
 
 def params(**fields: Any) -> SamplingParams:
-    return parse(NativeBody, {"prompt": "x", **fields}).params(100, seed=7, vocab_size=VOCABULARY)
+    return parse(NativeBody, {"prompt": "x", **fields}).params(100, 7, TOKENIZER)
 
 
 def test_defaults_are_those_of_the_field() -> None:

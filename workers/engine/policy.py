@@ -80,13 +80,14 @@ def verdict(
 ) -> Verdict:
     """Whether `token_id` at output `position` ends its sequence, which has `tokens` tokens with it.
 
-    Nothing but length ends it before `min_tokens`. At `limit_tokens` there is no room for another token.
+    Nothing but length ends it before `min_tokens`, or the end of its grammar, behind which nothing may come.
+    At `limit_tokens` there is no room for another token.
     """
-    if position >= params.min_tokens:
-        if token_id in eos_ids and not params.ignore_eos:
-            return Verdict(Ending.STOP)
-        if token_id in params.stop_token_ids:
-            return Verdict(Ending.STOP, token_id)
+    early = position < params.min_tokens
+    if token_id in eos_ids and (params.grammar is not None or not (early or params.ignore_eos)):
+        return Verdict(Ending.STOP)
+    if token_id in params.stop_token_ids and not early:
+        return Verdict(Ending.STOP, token_id)
     if full(position + 1, tokens, params.max_tokens, limit_tokens):
         return Verdict(Ending.LENGTH)
     return Verdict(None)

@@ -22,7 +22,7 @@ class PrefixCache:
         """`salt` names what else the KV depends on: model, weights, dtype."""
         self._pool = pool
         self._page_size = page_size
-        self._root = blake2b(salt, digest_size=_DIGEST_BYTES).digest()
+        self._salt = salt
         self._pages: dict[Digest, int] = {}
         self._digests: dict[int, Digest] = {}  # page -> digest, the inverse of _pages
 
@@ -31,15 +31,22 @@ class PrefixCache:
         """What `acquire` can give."""
         return self._pool.free_pages + self._pool.cached_pages
 
-    def chain(self, digests: Sequence[Digest], tokens: Sequence[int]) -> list[Digest]:
-        """Digests of the whole pages in `tokens`, which follow the pages of `digests`."""
+    def chain(
+        self, digests: Sequence[Digest], tokens: Sequence[int], whose: str | None = None
+    ) -> list[Digest]:
+        """Digests of the whole pages in `tokens`, which follow the pages of `digests`. What is chained for
+        somebody (a request's `cache_salt`) is found by nobody else."""
         packed, page_bytes = array("i", tokens).tobytes(), self._page_size * array("i").itemsize
-        parent = digests[-1] if digests else self._root
+        parent = digests[-1] if digests else self._root(whose)
         added: list[Digest] = []
         for start in range(0, len(packed) - page_bytes + 1, page_bytes):
             parent = blake2b(parent + packed[start : start + page_bytes], digest_size=_DIGEST_BYTES).digest()
             added.append(parent)
         return added
+
+    def _root(self, whose: str | None) -> Digest:
+        owner = b"" if whose is None else b"\0" + whose.encode()
+        return blake2b(self._salt + owner, digest_size=_DIGEST_BYTES).digest()
 
     def match(self, digests: Sequence[Digest]) -> list[int]:
         """Pages of the longest known prefix. They are the caller's only after `acquire`."""

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from relay.grammar import Grammars
 from relay.sampling import SamplingParams
 from workers.engine.batch_draw import Draw, draw_rows, upload
 from workers.engine.messages import Sampled
@@ -39,7 +40,9 @@ class DrawnRows(NamedTuple):
     found: Tensor
 
 
-_NOTHING_LEFT = Unsampleable("no token is left to choose: min_tokens and logit_bias forbid all")
+_NOTHING_LEFT = Unsampleable(
+    "no token is left to choose: min_tokens, allowed_token_ids, bad_words and the grammar forbid all"
+)
 
 
 def _broken(peak: float) -> Unsampleable:
@@ -50,8 +53,16 @@ class Sampler:
     """Samples a batch. On a CPU one row at a time, so that its neighbours cannot change a row's token;
     on a GPU together, where they can only change how sums are rounded."""
 
-    def __init__(self, vocab_size: int, eos_ids: Iterable[int], device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        eos_ids: Iterable[int],
+        device: torch.device | str = "cpu",
+        grammars: Grammars | None = None,
+    ) -> None:
+        """`grammars`: without it no request may have a grammar."""
         self._vocab_size = vocab_size
+        self._grammars = grammars
         self._eos_ids = frozenset(eos_ids)
         self._device = torch.device(device)
         self._all_ids = torch.arange(vocab_size, device=self._device)
@@ -60,7 +71,13 @@ class Sampler:
         self, params: SamplingParams, prompt_ids: Sequence[int], output_ids: Sequence[int]
     ) -> SamplingState:
         """The state of a sequence that already has these output tokens."""
-        return SamplingState(params, prompt_ids, output_ids, self._vocab_size, self._eos_ids, self._device)
+        matcher = None
+        if params.grammar is not None:
+            assert self._grammars is not None, "this sampler was made without grammars"
+            matcher = self._grammars.matcher(params.grammar)
+        return SamplingState(
+            params, prompt_ids, output_ids, self._vocab_size, self._eos_ids, self._device, matcher
+        )
 
     def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> list[Sampled | Unsampleable]:
         """Choose one token per row of `logits`, float32 [rows, vocab], which is left alone."""

@@ -4,9 +4,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import torch
+from llguidance import LLMatcher
 from torch import Tensor
 
 from relay.sampling import SamplingParams
+from workers.engine.limits import Limits
 
 
 class SamplingState:
@@ -24,7 +26,10 @@ class SamplingState:
         vocab_size: int,
         eos_ids: Iterable[int],
         device: torch.device,
+        matcher: LLMatcher | None = None,
     ) -> None:
+        """`matcher` belongs to this state, and is at the start of the answer."""
+
         def to_tensor(ids: Iterable[int]) -> Tensor:
             inside = [token for token in ids if 0 <= token < vocab_size]
             return torch.tensor(inside, dtype=torch.int64, device=device)
@@ -35,24 +40,29 @@ class SamplingState:
         self._biased_ids = to_tensor(params.logit_bias)
         biases = [params.logit_bias[token] for token in self._biased_ids.tolist()]
         self._biases = torch.tensor(biases, dtype=torch.float32, device=device)
-        self._end_ids = to_tensor({*params.stop_token_ids, *(() if params.ignore_eos else eos_ids)})
+        ended_by_eos = params.grammar is not None or not params.ignore_eos
+        self._end_ids = to_tensor({*params.stop_token_ids, *(eos_ids if ended_by_eos else ())})
+        self._unwanted_ids = to_tensor(eos_ids if params.ignore_eos and params.grammar is not None else ())
         self._prompt_ids = to_tensor(set(prompt_ids) if self._repeats else ())
+        self._limits = Limits(params, matcher, vocab_size, device)
         self._output: Counter[int] = Counter()  # stays empty when no penalty asks for it
         for token in output_ids:
             self.append(token)
 
     def append(self, token: int) -> None:
         """Note the next output token."""
+        self._limits.append(token)
         if self._repeats or self._counts_matter:
             self._output[token] += 1
 
     def neutral(self, position: int) -> bool:
         """Whether the logits of this output position stay as they are."""
         penalised = self._repeats or self._counts_matter
-        return not penalised and not self._params.logit_bias and position >= self._params.min_tokens
+        corrected = penalised or self._params.logit_bias or not self._limits.none
+        return not corrected and position >= self._params.min_tokens
 
     def correct(self, logits: Tensor, position: int) -> Tensor:
-        """New float32 [vocab]: bias, then no end before `min_tokens`, then the penalties.
+        """New float32 [vocab]: bias, then the limits and no end before `min_tokens`, then the penalties.
 
         Repetition (Keskar et al., "CTRL", 2019): divides positive logits of seen tokens, multiplies others.
         Frequency and presence (OpenAI): subtracted per occurrence in the output, and once if there is any.
@@ -60,8 +70,8 @@ class SamplingState:
         params = self._params
         scores = logits.clone()
         scores[self._biased_ids] += self._biases
-        if position < params.min_tokens:
-            scores[self._end_ids] = -torch.inf
+        self._limits.forbid(scores)
+        self._delay_end(scores, position)
         output_ids = torch.tensor(list(self._output), dtype=torch.int64, device=logits.device)
         if self._repeats:
             seen_ids = torch.cat((self._prompt_ids, output_ids))  # what is in both gets the same value twice
@@ -72,3 +82,13 @@ class SamplingState:
             counts = torch.tensor(list(self._output.values()), dtype=torch.float32, device=logits.device)
             scores[output_ids] -= params.frequency_penalty * counts + params.presence_penalty
         return scores
+
+    def _delay_end(self, scores: Tensor, position: int) -> None:
+        """No end yet. A grammar that allows nothing else has the last word."""
+        ids = self._end_ids if position < self._params.min_tokens else self._unwanted_ids
+        if not len(ids):
+            return
+        ends = scores[ids]
+        scores[ids] = -torch.inf
+        if self._params.grammar is not None and scores.max() == -torch.inf:
+            scores[ids] = ends

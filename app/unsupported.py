@@ -1,0 +1,64 @@
+"""Fields that would change the result and are not implemented: refused by name, never ignored."""
+
+from typing import Any
+
+from app.errors import invalid
+
+# With the values that change nothing.
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "audio": (),
+    "best_of": (1,),
+    "ebnf": (),
+    "echo": (False,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "grammar": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "json_schema": (),
+    "kv_transfer_params": ({},),
+    "length_penalty": (1, 1.0),
+    "logits_processors": ([],),
+    "lora_path": (),
+    "modalities": (["text"],),
+    "n": (1,),
+    "no_stop_trim": (False,),
+    "prompt_embeds": (),
+    "prompt_logprobs": (),
+    "regex": (),
+    "response_format": ({"type": "text"},),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "session_params": ({},),
+    "stop_regex": ([], ""),
+    "stream_interval": (1,),
+    "structured_outputs": (),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "use_beam_search": (False,),
+    "vllm_xargs": ({},),
+    "web_search_options": (),
+}
+
+_WHY = {
+    "n": "n must be 1: several samples of one prompt are not supported yet.",
+    "suffix": "suffix is not supported: no model served here fills in the middle of a text.",
+    "functions": "functions is not supported: send them as tools.",
+    "function_call": "function_call is not supported: send tool_choice.",
+    "no_stop_trim": "no_stop_trim is not supported: send include_stop_str_in_output.",
+}
+
+
+def refuse_unsupported(fields: dict[str, Any]) -> None:
+    """Raises ApiError for the first field that is here, unless its value changes nothing."""
+    for name, harmless in UNSUPPORTED.items():
+        if name in fields and not any(_same(fields[name], value) for value in harmless):
+            why = _WHY.get(name, f"{name} is not supported: leave it out.")
+            raise invalid(why, name, code="unsupported_parameter")
+
+
+def _same(left: Any, right: Any) -> bool:
+    return type(left) is type(right) and bool(left == right)

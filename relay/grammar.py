@@ -1,0 +1,114 @@
+"""Grammars that answers must follow, checked by the gateway and followed by workers, by llguidance.
+
+A grammar is a text in llguidance's own form, made here from what clients send, and carried in the request.
+"""
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+
+from relay.tokenizer import Tokenizer
+
+MAX_GRAMMAR_BYTES = 64 << 10
+# A space, or a new line with its indentation: small models that may write any whitespace write it for ever.
+_JSON_SPACE = r"\x20|\n[\x20\t]{0,40}"
+# A step of a matcher takes some ms at most, and its automaton some tens of MB.
+_LIMITS = LLParserLimits(
+    initial_lexer_fuel=1_000_000, step_lexer_fuel=200_000, max_lexer_states=20_000, verbose_errors=False
+)
+
+
+class GrammarError(ValueError):
+    """No answer can be made to follow this grammar; the message says what is wrong with it."""
+
+
+def json_grammar(schema: dict[str, Any]) -> str:
+    """Of the JSON texts that are valid by `schema`. Raises GrammarError."""
+    try:
+        return LLMatcher.grammar_from_json_schema(
+            schema, defaults={"whitespace_flexible": True, "whitespace_pattern": _JSON_SPACE}
+        )
+    except ValueError as error:
+        raise GrammarError(_short(str(error))) from error
+
+
+def regex_grammar(pattern: str) -> str:
+    """Of the texts that match `pattern` as a whole, in the syntax of Rust's regex."""
+    return LLMatcher.grammar_from_regex(pattern)
+
+
+def choice_grammar(choices: Sequence[str]) -> str:
+    """Of these texts."""
+    alternatives = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+    return LLMatcher.grammar_from_lark(f"start: {alternatives}")
+
+
+def rules_grammar(rules: str) -> str:
+    """Of the texts of a grammar in Lark's syntax or in GBNF, llama.cpp's EBNF. Raises GrammarError."""
+    try:
+        return LLMatcher.grammar_from_lark(any_to_lark(rules))
+    except GbnfToLarkError as error:
+        raise GrammarError(_short(str(error))) from error
+
+
+class Grammars:
+    """Compiles grammars over one model's tokens, which are indexed when the first one comes.
+
+    Threads may share it, though not a matcher.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        """`vocab_size` counts logits: there may be more of them than tokens."""
+        self.vocab_size = vocab_size
+        self._tokenizer = tokenizer
+
+    def warm_up(self) -> None:
+        """Index the tokens now, which takes some tenths of a second."""
+        assert self._tokens.vocab_size == self.vocab_size
+
+    def matcher(self, grammar: str) -> LLMatcher:
+        """At the start of an answer. A grammar that never passed `check` may give one in a state of error."""
+        return LLMatcher(self._tokens, grammar, log_level=0, limits=_LIMITS)
+
+    def check(self, grammar: str) -> None:
+        """Raises GrammarError unless the grammar compiles within bounds of size and time, and has a text."""
+        if len(grammar) > MAX_GRAMMAR_BYTES:
+            raise GrammarError(f"the grammar is larger than {MAX_GRAMMAR_BYTES} bytes")
+        wrong, told = LLMatcher.validate_grammar_with_warnings(grammar, self._tokens, limits=_LIMITS)
+        if wrong:
+            raise GrammarError(_short(told[0]))
+        matcher = self.matcher(grammar)
+        mask = matcher.compute_bitmask() if not matcher.is_error() else b""
+        if matcher.is_error():
+            raise GrammarError(_short(matcher.get_error()))
+        if not any(mask):
+            raise GrammarError("no text follows the grammar")
+
+    @cached_property
+    def _tokens(self) -> LLTokenizer:
+        tokens = TokenizerWrapper(_Tokens(self._tokenizer, self.vocab_size))
+        return LLTokenizer(tokens, eos_token=sorted(self._tokenizer.eos_ids))
+
+
+class _Tokens:
+    """The tokenizer in the form that llguidance asks for."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self.eos_token_id = min(tokenizer.eos_ids, default=0)
+        self.bos_token_id = tokenizer.bos_id
+        self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(vocab_size)]
+        self.special_token_ids = sorted(tokenizer.special_ids)
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+
+def _short(told: str) -> str:
+    """What is wrong, without what repeats the grammar around it."""
+    lines = told.strip().splitlines()
+    return next((line for line in lines if line.startswith("error: ")), lines[0])[:300]

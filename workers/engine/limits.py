@@ -1,0 +1,67 @@
+"""Which tokens may come next, whatever their logits: allowed ones, no bad words, what a grammar allows."""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from llguidance import LLMatcher
+from torch import Tensor
+
+from relay.sampling import SamplingParams
+
+
+class Limits:
+    """A function of (params, output ids), like the sampling state that it is a part of."""
+
+    def __init__(
+        self, params: SamplingParams, matcher: LLMatcher | None, vocab_size: int, device: torch.device
+    ) -> None:
+        """`matcher` at the start of the answer, with a mask of `vocab_size` bits; None: no grammar."""
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+        self._device = device
+        self._bad_words = [word for word in params.bad_words if word[-1] < vocab_size]
+        self._last_ids: deque[int] = deque(maxlen=max(map(len, self._bad_words), default=1) - 1)
+        self._allowed = self._only(params.allowed_token_ids) if params.allowed_token_ids else None
+
+    @property
+    def none(self) -> bool:
+        return self._matcher is None and self._allowed is None and not self._bad_words
+
+    def append(self, token: int) -> None:
+        """Note the next output token."""
+        self._last_ids.append(token)
+        if self._matcher is not None:
+            self._matcher.consume_token(token)
+
+    def forbid(self, scores: Tensor) -> None:
+        """Set what may not come next in `scores`, float32 [vocab], to minus infinity."""
+        if self._allowed is not None:
+            scores[~self._allowed] = -torch.inf
+        if banned := banned_ids(self._bad_words, list(self._last_ids)):
+            scores[banned] = -torch.inf
+        if self._matcher is not None:
+            scores[~self._by_grammar(self._matcher)] = -torch.inf
+
+    def _by_grammar(self, matcher: LLMatcher) -> Tensor:
+        """Bool [vocab]; nothing once the matcher has met an error, such as a token against the grammar."""
+        if matcher.is_error():
+            return torch.zeros(self._vocab_size, dtype=torch.bool, device=self._device)
+        packed = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        bits = np.unpackbits(packed, count=self._vocab_size, bitorder="little")
+        return torch.from_numpy(bits.view(np.bool_)).to(self._device)
+
+    def _only(self, ids: Iterable[int]) -> Tensor:
+        only = torch.zeros(self._vocab_size, dtype=torch.bool, device=self._device)
+        only[[token for token in ids if token < self._vocab_size]] = True
+        return only
+
+
+def banned_ids(bad_words: Sequence[Sequence[int]], last_ids: Sequence[int]) -> list[int]:
+    """The tokens that would complete a bad word behind `last_ids`."""
+    return [word[-1] for word in bad_words if _ends_with(last_ids, word[:-1])]
+
+
+def _ends_with(ids: Sequence[int], end: Sequence[int]) -> bool:
+    return len(end) <= len(ids) and tuple(ids[len(ids) - len(end) :]) == tuple(end)
