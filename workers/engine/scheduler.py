@@ -3,7 +3,7 @@
 import logging
 from bisect import insort
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Sequence as Rows
 
 from relay import log
@@ -42,6 +42,10 @@ def _arrival_ms(sequence: Sequence) -> float:
     return sequence.work.arrival_ms
 
 
+def _any_solo(sequences: Iterable[Sequence]) -> bool:
+    return any(sequence.work.solo for sequence in sequences)
+
+
 class Scheduler:
     """Owns every sequence and page of the engine, which takes `events` and `produced` after each step.
 
@@ -63,6 +67,7 @@ class Scheduler:
         self._waiting: list[Sequence] = []  # by arrival
         self._receiving: dict[str, list[int]] = {}  # key -> reserved pages
         self._active: dict[str, Sequence] = {}
+        self._leaving: list[Sequence] = []  # over, but a step that was launched still writes to their pages
         self._admitted = 0
 
     # ---- commands
@@ -110,7 +115,7 @@ class Scheduler:
         work = prebuilt.work
         sequence = Sequence(work, relay=False, output_ids=list(work.emitted), pages=pages)
         assert policy.pages_for(sequence.tokens, self._page_size) == len(pages), "reserved for other tokens"
-        sequence.computed_tokens = sequence.tokens
+        sequence.computed_tokens = sequence.launched_tokens = sequence.tokens
         self._active[work.key] = sequence
         self._continue(sequence, prebuilt.first)
 
@@ -139,9 +144,14 @@ class Scheduler:
     # ---- a step
 
     def next_rows(self, step: int, now: float) -> list[Row]:
-        """Rows of step number `step`, with pages for their tokens. None: only a command can change that."""
+        """Rows of step number `step`, with pages for their tokens. None: only a command can change that, or
+        the end of a step that was launched."""
         self._admit()
-        candidates = self._unsettled()
+        unsettled = self._unsettled()
+        candidates = [sequence for sequence in unsettled if not self._full(sequence)]
+        flying = self._flying()
+        if flying and (self._short_of_pages(candidates) or _any_solo((*flying, *unsettled))):
+            return []
         for group in policy.turns([sequence.work.solo for sequence in candidates], step):
             rows = self._rows([candidates[i] for i in group])
             if rows:
@@ -151,18 +161,27 @@ class Scheduler:
                 return rows
         return []
 
+    def launched(self, rows: Rows[Row]) -> None:
+        """The step's rows are being computed. Steps end in the order they are launched."""
+        for row in rows:
+            row.sequence.launched_tokens = row.context_tokens
+
     def finish(self, rows: Rows[Row], sampled: Rows[Sampled | Unsampleable], now: float) -> None:
         """The step's rows are computed; `sampled` has one entry for each row that samples."""
         choices = iter(sampled)
         for row in rows:
-            sequence, samples = row.sequence, row.samples
-            sequence.computed_tokens += row.query_tokens
-            if not sequence.decoding:
+            sequence, choice = row.sequence, next(choices) if row.samples else None
+            sequence.computed_tokens = row.context_tokens
+            if self._active.get(sequence.key) is not sequence:
+                self._leave(sequence)  # it ended meanwhile, and this was computed in vain
+                continue
+            if not row.decodes:
                 self._share_computed(sequence)
-            if samples:
-                self._choose(sequence, next(choices), now)
+            if choice is not None and not sequence.failed:
+                self._choose(row, choice, now)
 
-    def _choose(self, sequence: Sequence, choice: Sampled | Unsampleable, now: float) -> None:
+    def _choose(self, row: Row, choice: Sampled | Unsampleable, now: float) -> None:
+        sequence = row.sequence
         if isinstance(choice, Unsampleable):
             sequence.failed = True
             self.events.append(Failed(sequence.key, choice.reason))
@@ -170,7 +189,7 @@ class Scheduler:
             sequence.append(choice.token_id)
             assert sequence.started is not None
             self.events.append(Prefilled(sequence.key, choice, sequence.started, now))
-        elif sequence.decoding:
+        elif row.decodes:
             self._continue(sequence, choice)
         else:
             assert sequence.started is not None
@@ -197,8 +216,24 @@ class Scheduler:
         active = [sequence for sequence in self._active.values() if not sequence.settled]
         return sorted(active, key=_arrival_ms)
 
+    def _full(self, sequence: Sequence) -> bool:
+        """Its last token is about to be read: nothing is left to launch."""
+        tokens, max_tokens = sequence.tokens + sequence.unread_tokens, sequence.work.params.max_tokens
+        return sequence.unread_tokens > 0 and policy.full(
+            sequence.position, tokens, max_tokens, self._limit_tokens
+        )
+
+    def _flying(self) -> list[Sequence]:
+        """What steps that were launched compute."""
+        return [*(sequence for sequence in self._active.values() if sequence.flying), *self._leaving]
+
+    def _short_of_pages(self, candidates: Rows[Sequence]) -> bool:
+        """Whether one would have to be retracted, which only those may be whose every token was told."""
+        needed = (self._missing_pages(sequence) for sequence in candidates if sequence.decoding)
+        return sum(needed) > self._cache.available_pages
+
     def _rows(self, group: Rows[Sequence]) -> list[Row]:
-        decodes = [Row(sequence, 1) for sequence in group if sequence.decoding and self._grow(sequence)]
+        decodes = [Row.next(sequence, 1) for sequence in group if sequence.decoding and self._grow(sequence)]
         prefills = [sequence for sequence in group if not sequence.decoding and sequence.key in self._active]
         taken = policy.chunks(
             [sequence.pending_tokens for sequence in prefills],
@@ -207,7 +242,7 @@ class Scheduler:
             self._page_size,
         )
         return decodes + [
-            Row(sequence, chunk) for sequence, chunk in zip(prefills, taken, strict=True) if chunk
+            Row.next(sequence, chunk) for sequence, chunk in zip(prefills, taken, strict=True) if chunk
         ]
 
     # ---- pages
@@ -223,7 +258,8 @@ class Scheduler:
                 return
             del self._waiting[0]
             sequence.pages = pages
-            sequence.computed_tokens = sequence.cached_tokens = len(matched) * self._page_size
+            sequence.cached_tokens = len(matched) * self._page_size
+            sequence.computed_tokens = sequence.launched_tokens = sequence.cached_tokens
             self._active[sequence.key] = sequence
             self.events.append(Admitted(sequence.key, tuple(pages), sequence.computed_tokens))
             pending += sequence.pending_tokens
@@ -237,7 +273,7 @@ class Scheduler:
         """Make room for a token, at the cost of younger ones. False: it lost its own pages, or waits."""
         if sequence.key not in self._active:
             return False
-        while policy.pages_for(sequence.tokens, self._page_size) > len(sequence.pages):
+        while self._missing_pages(sequence) > 0:
             pages = self._cache.acquire([], 1)
             if pages is not None:
                 sequence.pages += pages
@@ -250,6 +286,11 @@ class Scheduler:
             if growing[youngest] is sequence:
                 return False
         return True
+
+    def _missing_pages(self, sequence: Sequence) -> int:
+        """That its next token needs."""
+        tokens = sequence.tokens + sequence.unread_tokens
+        return max(0, policy.pages_for(tokens, self._page_size) - len(sequence.pages))
 
     def _growing(self) -> list[Sequence]:
         return [sequence for sequence in self._active.values() if not sequence.relay and not sequence.settled]
@@ -281,7 +322,14 @@ class Scheduler:
             self._cache.forget(sequence.pages)
         else:
             self._share_computed(sequence)
-        self._cache.release(sequence.pages)
+        self._leaving.append(sequence)
+        self._leave(sequence)
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Give the pages back once no launched step writes to them: a peer's write would not wait for it."""
+        if not sequence.flying:
+            self._leaving.remove(sequence)
+            self._cache.release(sequence.pages)
 
     def _share_computed(self, sequence: Sequence) -> None:
         """Put the whole pages that are computed into the prefix cache."""
@@ -316,7 +364,7 @@ class Scheduler:
         self._cache.check(Counter(self._held()))
 
     def _held(self) -> Iterator[int]:
-        for sequence in self._active.values():
+        for sequence in (*self._active.values(), *self._leaving):
             yield from sequence.pages
         for pages in self._receiving.values():
             yield from pages
