@@ -95,8 +95,8 @@ def submit(
             code="too_many_requests",
             retry_after_s=RETRY_AFTER_S,
         )
-    if submitted.ring:
-        _ring(service, submitted.ring)
+    for bell in submitted.rings:
+        _ring(service, bell)
     replayed = submitted.outcome is SubmitOutcome.DUPLICATE
     service.meters.submitted.labels(kind, "replayed" if replayed else "accepted").inc()
     if not replayed:

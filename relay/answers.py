@@ -18,11 +18,11 @@ class SubmitOutcome(StrEnum):
 
 
 class Submitted(NamedTuple):
-    """`request_id` is the earlier one for DUPLICATE and CONFLICT."""
+    """`request_id` is that of the first request; the earlier one for DUPLICATE and CONFLICT."""
 
     outcome: SubmitOutcome
     request_id: str
-    ring: Ring | None
+    rings: list[Ring]
 
 
 class RoomState(StrEnum):
@@ -34,6 +34,13 @@ class RoomState(StrEnum):
 
 class Claim(NamedTuple):
     claimed: Claimed
+    rings: list[Ring]
+
+
+class Forked(NamedTuple):
+    """The forks that were claimed; the others of their leader wait for a prefill worker now."""
+
+    claimed: list[Claimed]
     rings: list[Ring]
 
 
@@ -90,8 +97,11 @@ class EmitOutcome(StrEnum):
 
 
 class Emitted(NamedTuple):
+    """`rings` for the forks that the end of this request sets free."""
+
     outcome: EmitOutcome
     expected: int = 0
+    rings: tuple[Ring, ...] = ()
 
 
 class Kept(NamedTuple):

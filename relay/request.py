@@ -59,11 +59,17 @@ class Hold(NamedTuple):
     nonce: str
 
 
+def member_id(request_id: str, index: int) -> str:
+    """The id of a member of the group whose first request is `request_id`, index 0."""
+    return f"{request_id}-{index}" if index else request_id
+
+
 @dataclass(frozen=True, slots=True)
 class Submission:
     """A validated request on its way into the record. `timeout_ms` runs from acceptance.
 
     `priority` orders the queues, the lowest number first: -MAX_PRIORITY to MAX_PRIORITY, or BATCH_PRIORITY.
+    `leader`: the request whose KV of the same prompt this one shares, if it comes about in time.
     """
 
     request_id: str
@@ -76,13 +82,15 @@ class Submission:
     max_open_requests: int = 10_000
     max_open_bytes: int = 1 << 30
     priority: int = 0
+    leader: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
     """A leg that this worker owns now. `emitted` are the tokens already in the stream: they are law.
 
-    `room` is 0 for a unified claim. `prefill_boot` is the peer of a decode claim.
+    `room` is 0 for a unified claim. `prefill_boot` is the peer of a decode claim. `forks` is how many other
+    samples of the prompt wait for its KV.
     """
 
     hold: Hold
@@ -95,6 +103,7 @@ class Claimed:
     prefill_boot: str | None
     deadline_ms: int
     submitted_ms: float
+    forks: int = 0
 
     @property
     def tokens(self) -> tuple[int, ...]:

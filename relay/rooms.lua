@@ -9,6 +9,7 @@
 -- <root>:prompt:<id>       string  prompt token ids, packed int32, until the end
 -- <root>:tok:<id>:0        stream  output position p is entry `p+1-1`, the end after n tokens is `n+1-2`
 -- <root>:queue:<leg>       zset    legs that wait, by rank
+-- <root>:forks:<id>        list    forks of a request: samples of its prompt that wait for its KV
 -- <root>:lease             zset    `<id>/<leg>` of each owned leg, by the end of its lease
 -- <root>:legs:<boot>       hash    claim nonce -> `<id>/<leg>` of what one worker owns
 -- <root>:retracted:<boot>  set     requests that a worker retracted and nobody decodes yet
@@ -24,6 +25,7 @@
 
 local SCAN_LEGS = 64            -- how far a claim looks into a queue
 local STARVED_MS = 2000         -- a leg that waited this long is not overtaken any more
+local FORK_PATIENCE_MS = 2000   -- how long forks wait after the first token of the request they wait for
 local MAIL_LENGTH = 10000
 local MAIL_TTL_MS = 60000
 local WORKER_TTL_MS = 10000
@@ -45,6 +47,7 @@ local OWNED_IN = {
 local KV_READY_IN = { prefill = true, ready = true, decode = true }
 local EMIT_IN = { ready = true, decode = true }
 local FINISH_IN = { ready = true, decode = true, finished = true }
+local CLAIM_FORKS_IN = { ready = true, decode = true }
 
 local TERMINAL = { finished = true, failed = true, cancelled = true }
 
@@ -84,7 +87,7 @@ end
 -- What transitions look at. Parameters and texts stay in Redis: they may be long.
 local LOOKED_AT = {
   'state', 'attempt', 'solo', 'fence', 'room', 'prompt_tokens', 'tokens', 'limit_tokens', 'retractions', 'requeues',
-  'requeue_why', 'errors', 'submitted', 'first_token', 'bytes', 'result_ttl_ms', 'retracted_by', 'priority',
+  'requeue_why', 'errors', 'submitted', 'first_token', 'bytes', 'result_ttl_ms', 'retracted_by', 'priority', 'leader',
   'p_boot', 'p_fence', 'p_nonce', 'p_queued', 'd_boot', 'd_fence', 'd_nonce', 'd_queued',
 }
 local OF_ONE_ATTEMPT = {
@@ -220,6 +223,25 @@ local function forget_retraction(c, r)
   erase(c, r, { 'retracted_by' })
 end
 
+--- Forks ---------------------------------------------------------------------------------------------------------
+
+-- A fork is queued, but stands in no queue: `leader` names the request whose KV it waits for. It ceases to be one when
+-- it is claimed beside its leader, set free, or ended; then nothing in its record tells that it was.
+local function stop_waiting(c, r)
+  if not r.leader then return end
+  redis.call('LREM', key(c, 'forks', r.leader), 1, r.id)
+  erase(c, r, { 'leader' })
+end
+
+-- The leader will not share its KV (again): each of its forks goes its own way.
+local function free_forks(c, leader)
+  for _, id in ipairs(redis.call('LRANGE', key(c, 'forks', leader.id), 0, -1)) do
+    local r = read(c, id)
+    stop_waiting(c, r)
+    enqueue(c, r, 'prefill')
+  end
+end
+
 --- Transitions that several events share -------------------------------------------------------------------------
 
 -- Back to the start of its way, whatever was reached: the next attempt works from prompt and stream.
@@ -232,6 +254,7 @@ local function requeue(c, r, why, caller)
   erase(c, r, OF_ONE_ATTEMPT)
   write(c, r, { state = 'queued', requeues = r.requeues + 1, requeue_why = why })
   enqueue(c, r, 'prefill')
+  free_forks(c, r)
 end
 
 -- Nothing was published yet, so prefill goes on and only the decode leg looks for another worker.
@@ -259,6 +282,8 @@ local function end_request(c, r, state, outcome, held_text, caller)
   end_room(c, r)
   take_everything(c, r)
   forget_retraction(c, r)
+  stop_waiting(c, r)
+  free_forks(c, r)
 
   local marker = { 'state', state }
   if held_text and held_text ~= '' then
@@ -288,51 +313,82 @@ end
 
 --- Events: gateway ----------------------------------------------------------------------------------------------
 
--- id, prompt, params, prompt_tokens, timeout_ms, kind, idempotency key, body hash, max_open_requests,
--- max_open_bytes, result_ttl_ms, limit_tokens, priority -> outcome, id, rings
-local function submit(keys, args)
-  local c = enter(keys)
-  local id, prompt, params = args[1], args[2], args[3]
-  local idempotency = args[7] ~= '' and key(c, 'idem', args[7])
-
-  local known = idempotency and redis.call('HMGET', idempotency, 'id', 'body') or { false, false }
-  if known[1] and known[2] ~= args[8] then return { 'conflict', known[1], {} } end
-  local earlier = read(c, known[1] or id)
-  if known[1] or earlier then
-    -- The ring of the first call may have been lost with its caller.
-    if earlier and earlier.state == 'queued' then ring(c, 'prefill', earlier) end
-    return { (known[1] or id) == id and 'new' or 'duplicate', known[1] or id, c.rings }
+-- The requests that one client's call makes; a fork takes the prompt of its leader, which comes before it.
+local function group_of(args, first)
+  local group, prompts, bytes = {}, {}, 0
+  for i = first, #args, 6 do
+    local id, prompt, params, prompt_tokens, limit_tokens, leader = unpack(args, i, i + 5)
+    if leader ~= '' then prompt = prompts[leader] end
+    prompts[id] = prompt
+    bytes = bytes + #prompt + #params
+    table.insert(group, { id = id, prompt = prompt, fields = {
+      params = params, prompt_tokens = prompt_tokens, limit_tokens = limit_tokens, bytes = #prompt + #params,
+      leader = leader ~= '' and leader or nil,
+    } })
   end
-
-  local bytes = #prompt + #params
-  local open_bytes = redis.call('HGET', key(c, 'totals'), 'open_bytes') or 0
-  local full = redis.call('ZCARD', key(c, 'deadline')) >= tonumber(args[9]) or open_bytes + bytes > tonumber(args[10])
-  if full then return { 'full', id, {} } end
-
-  local r = { id = id }
-  write(c, r, {
-    state = 'queued', kind = args[6], params = params, prompt_tokens = args[4], tokens = 0, cached_tokens = 0,
-    limit_tokens = args[12], priority = args[13],
-    attempt = 1, fence = 0, retractions = 0, requeues = 0, bytes = bytes, result_ttl_ms = args[11],
-    submitted = c.stamp, deadline = later(c, args[5]),
-  })
-  redis.call('SET', key(c, 'prompt', id), prompt)
-  redis.call('ZADD', key(c, 'requests'), c.stamp, id)
-  redis.call('ZADD', key(c, 'deadline'), r.deadline, id)
-  redis.call('HINCRBY', key(c, 'totals'), 'open_bytes', bytes)
-  if idempotency then
-    redis.call('HSET', idempotency, 'id', id, 'body', args[8])
-    redis.call('PEXPIRE', idempotency, IDEMPOTENCY_TTL_MS)
-  end
-  enqueue(c, r, 'prefill')
-  return { 'new', id, c.rings }
+  return group, bytes
 end
 
--- id -> the record, empty if there is none
+-- The rings of an earlier call may have been lost with its caller. Ids of a group begin with the id of its first.
+local function ring_earlier(c, group, first)
+  for _, member in ipairs(group) do
+    local r = read(c, first .. member.id:sub(#group[1].id + 1))
+    if r and r.state == 'queued' and not r.leader then ring(c, 'prefill', r) end
+  end
+end
+
+-- timeout_ms, kind, idempotency key, body hash, max_open_requests, max_open_bytes, result_ttl_ms, priority, then of each
+-- request: id, prompt, params, prompt_tokens, limit_tokens, leader or '' -> outcome, id of the first, rings
+local function submit(keys, args)
+  local c = enter(keys)
+  local group, bytes = group_of(args, 9)
+  local first = group[1].id
+  local idempotency = args[3] ~= '' and key(c, 'idem', args[3])
+
+  local known = idempotency and redis.call('HMGET', idempotency, 'id', 'body') or { false, false }
+  if known[1] and known[2] ~= args[4] then return { 'conflict', known[1], {} } end
+  if known[1] or read(c, first) then
+    ring_earlier(c, group, known[1] or first)
+    return { (known[1] or first) == first and 'new' or 'duplicate', known[1] or first, c.rings }
+  end
+
+  local open = redis.call('ZCARD', key(c, 'deadline'))
+  local open_bytes = redis.call('HGET', key(c, 'totals'), 'open_bytes') or 0
+  local full = open + #group > tonumber(args[5]) or open_bytes + bytes > tonumber(args[6])
+  if full then return { 'full', first, {} } end
+
+  for _, member in ipairs(group) do
+    local r = { id = member.id }
+    write(c, r, member.fields)
+    write(c, r, {
+      state = 'queued', kind = args[2], priority = args[8], tokens = 0, cached_tokens = 0,
+      attempt = 1, fence = 0, retractions = 0, requeues = 0, result_ttl_ms = args[7],
+      submitted = c.stamp, deadline = later(c, args[1]),
+    })
+    redis.call('SET', key(c, 'prompt', r.id), member.prompt)
+    redis.call('ZADD', key(c, 'requests'), c.stamp, r.id)
+    redis.call('ZADD', key(c, 'deadline'), r.deadline, r.id)
+    if r.leader then
+      redis.call('RPUSH', key(c, 'forks', r.leader), r.id)
+    else
+      enqueue(c, r, 'prefill')
+    end
+  end
+  redis.call('HINCRBY', key(c, 'totals'), 'open_bytes', bytes)
+  if idempotency then
+    redis.call('HSET', idempotency, 'id', first, 'body', args[4])
+    redis.call('PEXPIRE', idempotency, IDEMPOTENCY_TTL_MS)
+  end
+  return { 'new', first, c.rings }
+end
+
+-- id, id... -> the record of the first, empty if there is none
 local function cancel(keys, args)
   local c = enter(keys)
-  local r = read(c, args[1])
-  if r and not TERMINAL[r.state] then end_request(c, r, 'cancelled', {}) end
+  for i = #args, 1, -1 do  -- forks come after their leader, whose end would set them free
+    local r = read(c, args[i])
+    if r and not TERMINAL[r.state] then end_request(c, r, 'cancelled', {}) end
+  end
   return redis.call('HGETALL', key(c, 'req', args[1]))
 end
 
@@ -409,7 +465,7 @@ local function claimed(c, r, leg)
   local more = redis.call('HMGET', key(c, 'req', r.id), 'params', 'deadline')
   local prompt = redis.call('GET', key(c, 'prompt', r.id))
   return { r.id, r[p .. 'fence'], r[p .. 'nonce'], r.room or '0', r.attempt, r.solo or '0', prompt, emitted,
-           more[1], r.p_boot or '', more[2], r.submitted, c.rings }
+           more[1], r.p_boot or '', more[2], r.submitted, redis.call('LLEN', key(c, 'forks', r.id)), c.rings }
 end
 
 -- leg, boot, nonce, room, free_tokens, capacity_tokens, lease_ms, wanted -> see claimed(), or nil
@@ -442,6 +498,34 @@ local function claim(keys, args)
     if leg == 'both' then write(c, r, { state = 'decode', claimed = c.stamp }) end
   end
   return claimed(c, r, leg)
+end
+
+-- hold of the leader's decode leg, boot, lease_ms, a nonce for each fork there is room for -> see claimed() of each
+-- fork that is claimed, rings for the others
+local function claim_forks(keys, args)
+  local c = enter(keys)
+  local boot, lease_ms, nonces = args[5], args[6], cjson.decode(args[7])
+  local got = {}
+  for _, nonce in ipairs(nonces) do  -- a repeat of this call
+    local mine = redis.call('HGET', key(c, 'legs', boot), nonce)
+    if mine then table.insert(got, claimed(c, read(c, mine:match('^(.*)/')), 'both')) end
+  end
+  local leader = owned(c, args, CLAIM_FORKS_IN)
+  if #got > 0 or not leader then return { got, {} } end
+
+  -- As in choose: who had to retract a request has no room for new ones.
+  local only_retracted = redis.call('EXISTS', key(c, 'retracted', boot)) == 1
+  for _, nonce in ipairs(only_retracted and {} or nonces) do
+    local id = redis.call('LINDEX', key(c, 'forks', leader.id), 0)
+    if not id then break end
+    local r = read(c, id)
+    stop_waiting(c, r)
+    give(c, r, 'decode', boot, nonce, lease_ms)
+    write(c, r, { state = 'decode', claimed = c.stamp, decode_claimed = c.stamp })
+    table.insert(got, claimed(c, r, 'both'))
+  end
+  free_forks(c, leader)
+  return { got, c.rings }
 end
 
 --- Events: owners -----------------------------------------------------------------------------------------------
@@ -512,18 +596,19 @@ end
 
 local function emit_one(c, e)
   local r = owned(c, e.hold, e.finish and FINISH_IN or EMIT_IN)
-  if not r then return { 'stale', 0 } end
-  if r.state == 'finished' then return { 'done', 0 } end
-  if e.start > tonumber(r.tokens) then return { 'gap', tonumber(r.tokens) } end
+  if not r then return { 'stale', 0, {} } end
+  if r.state == 'finished' then return { 'done', 0, {} } end
+  if e.start > tonumber(r.tokens) then return { 'gap', tonumber(r.tokens), {} } end
   append(c, r, e)
   if e.prefilled then note_prefill(c, r, unpack(e.prefilled)) end
-  if not e.finish then return { 'ok', 0 } end
+  if not e.finish then return { 'ok', 0, {} } end
   local outcome = { finish_reason = e.finish.reason, stop_reason = e.finish.stop_reason }
+  c.rings = {}
   end_request(c, r, 'finished', outcome, e.finish.text, 'decode')
-  return { 'done', 0 }
+  return { 'done', 0, c.rings }
 end
 
--- one JSON object per request of an engine step -> per request: outcome, expected position
+-- one JSON object per request of an engine step -> per request: outcome, expected position, rings
 local function emit(keys, args)
   local c = enter(keys)
   local answers = {}
@@ -627,6 +712,7 @@ local function renew(keys, args)
     local r, leg = owned(c, hold)
     if r then
       redis.call('ZADD', key(c, 'lease'), later(c, lease_ms), r.id .. '/' .. leg)
+      if r.first_token and c.now - r.first_token > FORK_PATIENCE_MS then free_forks(c, r) end
       answers[i] = { 1, r.state, room_state(c, r) }
     else
       answers[i] = { 0, why_lost(read(c, hold[1]), hold[2]), '' }
@@ -749,6 +835,7 @@ local GROWS, MOVES, READS = {}, { 'allow-oom' }, { 'no-writes' }
 local FUNCTIONS = {
   { 'submit', submit, GROWS },
   { 'claim', claim, MOVES },
+  { 'claim_forks', claim_forks, MOVES },
   { 'cancel', cancel, MOVES },
   { 'publish', publish, MOVES },
   { 'kv_ready', kv_ready, MOVES },

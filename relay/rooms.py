@@ -16,6 +16,7 @@ from relay.answers import (
     Emission,
     EmitOutcome,
     Emitted,
+    Forked,
     Kept,
     Lost,
     Moved,
@@ -54,38 +55,36 @@ class Rooms:
 
     # Gateway
 
-    def submit(self, s: Submission) -> Submitted:
-        """Create record, prompt, queue entry and idempotency key in one step."""
+    def submit(self, first: Submission, *others: Submission) -> Submitted:
+        """Create the records, prompts and queue entries of a group, and its idempotency key, in one step: all
+        or nothing. What concerns the call is read from the first. A fork comes after its leader; the other
+        ids are `member_id` of the first."""
         try:
             outcome, request_id, rings = self._functions.call(
                 "submit",
-                s.request_id,
-                pack_ints(s.prompt_ids),
-                s.params.to_json(),
-                len(s.prompt_ids),
-                s.timeout_ms,
-                s.kind,
-                s.idempotency_key or "",
-                s.body_hash,
-                s.max_open_requests,
-                s.max_open_bytes,
+                first.timeout_ms,
+                first.kind,
+                first.idempotency_key or "",
+                first.body_hash,
+                first.max_open_requests,
+                first.max_open_bytes,
                 self._result_ttl_ms,
-                len(s.prompt_ids) + s.params.max_tokens,
-                s.priority,
+                first.priority,
+                *(part for s in (first, *others) for part in _member(s)),
             )
         except OutOfMemoryError:
-            return Submitted(SubmitOutcome.FULL, s.request_id, None)
-        ring = _rings(rings)[0] if rings else None
-        return Submitted(SubmitOutcome(outcome.decode()), request_id.decode(), ring)
+            return Submitted(SubmitOutcome.FULL, first.request_id, [])
+        return Submitted(SubmitOutcome(outcome.decode()), request_id.decode(), _rings(rings))
 
     def earlier(self, idempotency_key: str) -> tuple[str, str] | None:
         """Id and body hash of the request that this key stands for, if it came before."""
         known = self._functions.call("earlier", idempotency_key)
         return (known[0].decode(), known[1].decode()) if known else None
 
-    def cancel(self, request_id: str) -> Record | None:
-        """Cancel wherever the request is. A request that has ended stays as it is. None: no such request."""
-        return _record(request_id, self._functions.call("cancel", request_id))
+    def cancel(self, request_id: str, *others: str) -> Record | None:
+        """Cancel wherever the request is, and the others of its group if they are named. A request that has
+        ended stays as it is. None: no such request."""
+        return _record(request_id, self._functions.call("cancel", request_id, *others))
 
     def record(self, request_id: str) -> Record | None:
         return _record(request_id, self._functions.call("record", request_id))
@@ -125,6 +124,15 @@ class Rooms:
         )
         return _claim(leg, reply) if reply else None
 
+    def claim_forks(self, hold: Hold, boot: str, lease_ms: int, nonces: Sequence[str]) -> Forked:
+        """Take as many forks of a request as there are `nonces`, as BOTH would, where its prompt's KV is.
+        The others go to the queue of the prefill leg. Nothing, if `hold` is over: then they are there."""
+        assert hold.leg is not Leg.PREFILL
+        reply, rings = self._functions.call(
+            "claim_forks", *_hold(hold), boot, lease_ms, json.dumps(list(nonces))
+        )
+        return Forked([_claimed(Leg.BOTH, fields) for fields in reply], _rings(rings))
+
     def waiting(self, leg: Leg) -> Waiting:
         """What queues for PREFILL (BOTH asks the same) or DECODE."""
         legs, retracted = self._functions.call("waiting", Leg.DECODE if leg is Leg.DECODE else Leg.PREFILL)
@@ -155,7 +163,10 @@ class Rooms:
         if not batch:
             return []
         replies = self._functions.call("emit", *map(_emission, batch))
-        return [Emitted(EmitOutcome(outcome.decode()), expected) for outcome, expected in replies]
+        return [
+            Emitted(EmitOutcome(outcome.decode()), expected, tuple(_rings(rings)))
+            for outcome, expected, rings in replies
+        ]
 
     def release(self, hold: Hold, why: Why) -> Moved:
         """Give a leg back unfinished; it counts as no attempt."""
@@ -260,10 +271,22 @@ def _emission(emission: Emission) -> str:
     return json.dumps(message)
 
 
+def _member(s: Submission) -> tuple[str | bytes | int, ...]:
+    """As `submit` in rooms.lua reads it: the prompt of a fork is that of its leader."""
+    prompt_tokens = len(s.prompt_ids)
+    prompt = b"" if s.leader else pack_ints(s.prompt_ids)
+    limit_tokens = prompt_tokens + s.params.max_tokens
+    return s.request_id, prompt, s.params.to_json(), prompt_tokens, limit_tokens, s.leader or ""
+
+
 def _claim(leg: Leg, reply: list[Any]) -> Claim:
+    return Claim(_claimed(leg, reply), _rings(reply[-1]))
+
+
+def _claimed(leg: Leg, reply: list[Any]) -> Claimed:
     request_id, fence, nonce, *rest = reply
-    room, attempt, solo, prompt, emitted, params, prefill_boot, deadline, submitted, rings = rest
-    claimed = Claimed(
+    room, attempt, solo, prompt, emitted, params, prefill_boot, deadline, submitted, forks, _ = rest
+    return Claimed(
         hold=Hold(request_id.decode(), leg, int(fence), nonce.decode()),
         room=int(room),
         attempt=int(attempt),
@@ -274,8 +297,8 @@ def _claim(leg: Leg, reply: list[Any]) -> Claim:
         prefill_boot=prefill_boot.decode() if leg is Leg.DECODE else None,
         deadline_ms=int(float(deadline)),
         submitted_ms=float(submitted),
+        forks=forks,
     )
-    return Claim(claimed, _rings(rings))
 
 
 def _card(fields: dict[bytes, bytes]) -> WorkerCard:

@@ -133,9 +133,9 @@ class Relay:
         request_id = f"req_{secrets.token_hex(8)}"
         sampling = SamplingParams(**{"temperature": 0.0, "max_tokens": 16, **params})
         submitted = self.rooms.submit(Submission(request_id, tuple(prompt), sampling, timeout_ms=120_000))
-        assert submitted.ring is not None
+        assert submitted.rings
         if ring:
-            self.ring(submitted.ring)
+            self.ring(submitted.rings[0])
         return request_id
 
     def ring(self, bell: Ring) -> None:

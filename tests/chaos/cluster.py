@@ -194,9 +194,9 @@ class Cluster:
     def submit(self, prompt_ids: Sequence[int], params: SamplingParams, rings: int = 1) -> str:
         request_id = f"req_{secrets.token_hex(8)}"
         submitted = self.rooms.submit(Submission(request_id, tuple(prompt_ids), params, TIMEOUT_MS))
-        assert submitted.ring is not None
+        assert submitted.rings
         for _ in range(rings):
-            self.ring(submitted.ring)
+            self.ring(submitted.rings[0])
         return request_id
 
     def ring(self, bell: Ring) -> None:

@@ -1,13 +1,13 @@
 """One request on its way through the state tables, and what the keys must obey on that way."""
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from relay.answers import Claim, Emission, EmitOutcome, Prefilled, Transfer
 from relay.geometry import Geometry
 from relay.mailbox import Mail, Mailbox
-from relay.request import Finish, Hold, Leg, State, Submission, Token, Why
+from relay.request import Finish, Hold, Leg, State, Submission, Token, Why, member_id
 from relay.rooms import Rooms
 from relay.sampling import SamplingParams
 from relay.worker_card import Incarnation, Load, WorkerCard
@@ -29,6 +29,13 @@ def submission(request_id: str | None = None, tokens: int = 3, **more: Any) -> S
         params=SamplingParams(max_tokens=16),
         **{"timeout_ms": LONG_MS, **more},
     )
+
+
+def group(request_id: str | None = None, forks: int = 2, **more: Any) -> list[Submission]:
+    """A leader and its forks."""
+    leader = submission(request_id, **more)
+    ids = [member_id(leader.request_id, index) for index in range(1, forks + 1)]
+    return [leader, *(replace(leader, request_id=fork, leader=leader.request_id) for fork in ids)]
 
 
 def card(boot: str, role: str = "prefill", load: Load = LOAD) -> WorkerCard:
@@ -70,10 +77,13 @@ class View:
 
 
 class Scene:
-    """`reach` drives a new request to a place by real calls. Workers: P and D for a pair, U if unified."""
+    """`reach` drives a new request to a place by real calls. Workers: P and D for a pair, U if unified.
 
-    def __init__(self, rooms: Rooms, server: RedisServer, model: str) -> None:
+    It may lead `forks`, which stay where they are."""
+
+    def __init__(self, rooms: Rooms, server: RedisServer, model: str, forks: int = 0) -> None:
         self.rooms = rooms
+        self.forks = forks
         self.url = server.url
         self.model = model
         self.id = f"req_{next(_ids)}"
@@ -86,7 +96,7 @@ class Scene:
         rooms = self.rooms
         if place == "absent":
             return
-        rooms.submit(submission(self.id, timeout_ms=timeout_ms))
+        rooms.submit(*group(self.id, self.forks, timeout_ms=timeout_ms))
         if place == "queued":
             return
         if place == "unified":
@@ -192,6 +202,13 @@ def check_integrity(rooms: Rooms) -> None:
         for i in redis.smembers(index)
     }
 
+    forks = [
+        (index.decode().split(":forks:")[1], i.decode())
+        for index in redis.scan_iter(f"{root}:forks:*")
+        for i in redis.lrange(index, 0, -1)
+    ]
+    assert len(set(forks)) == len(forks)
+
     ids = {i.decode() for i in redis.zrange(f"{root}:requests", 0, -1)}
     assert prefill | decode | deadline | ended <= ids
     open_bytes = 0
@@ -215,13 +232,21 @@ def check_integrity(rooms: Rooms) -> None:
         if "retracted_by" in record:
             assert (record["retracted_by"], request_id) in retracted
 
+        assert ("leader" in record) == any(i == request_id for _, i in forks)
+        if "leader" in record:
+            assert (record["leader"], request_id) in forks
+            leader = redis.hget(f"{root}:req:{record['leader']}", "state").decode()
+            assert not State(leader).terminal, "a fork is left behind"
+            assert state is State.QUEUED
+
         if state.terminal:
             assert not legs | waits
             assert room is None or (room == b"ended" and room_ttl_ms > 0)
             continue
         open_bytes += int(record["bytes"])
         if state is State.QUEUED:
-            assert (waits, legs, room) == ({"prefill"}, set(), None)
+            assert (legs, room) == (set(), None)
+            assert waits == (set() if "leader" in record else {"prefill"})
             assert not {"p_boot", "d_boot", "room"} & record.keys()
         elif state is State.PREFILL:
             assert "prefill" in legs

@@ -16,7 +16,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import OutOfMemoryError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from relay.answers import EmitOutcome, SubmitOutcome
+from relay.answers import EmitOutcome, Emitted, SubmitOutcome
 from relay.functions import UnsupportedServer
 from relay.mailbox import Ended
 from relay.request import Finish, Leg, State, Why
@@ -79,7 +79,7 @@ def test_a_full_server_takes_no_new_request_but_ends_the_open_ones(
     with pytest.raises(OutOfMemoryError):
         redis.set("x", "y")
 
-    assert rooms.submit(submission("req_f")) == (SubmitOutcome.FULL, "req_f", None)
+    assert rooms.submit(submission("req_f")) == (SubmitOutcome.FULL, "req_f", [])
     assert rooms.record("req_f") is None
     assert claim(rooms, Leg.DECODE, "D", wanted=scenes["open"].id)
     s = scenes["reserved"]
@@ -225,7 +225,7 @@ def test_lost_tokens_are_sent_again(scene: Scene, own_server: RedisServer) -> No
     assert scene.emit(2, 3) is EmitOutcome.OK
     own_server.roll_back(snapshot)
     (answer,) = scene.rooms.emit([scene.emission(5, 1)])
-    assert answer == (EmitOutcome.GAP, 2)
+    assert answer == Emitted(EmitOutcome.GAP, 2)
     assert scene.emit(2, 4) is EmitOutcome.OK
     reader = TokenReader(own_server.url, "m")
     assert reader.read(scene.id).tokens == tokens(0, 6)

@@ -9,7 +9,7 @@ from relay.answers import Emission, EmitOutcome
 from relay.request import Claimed, Finish, Hold, Leg, Token, Why
 from relay.rooms import Rooms
 from relay.tokens import TokenReader
-from tests.integration.scene import LOAD, LONG_MS, PREFILLED, TRANSFER, check_integrity, claim, submission
+from tests.integration.scene import LOAD, LONG_MS, PREFILLED, TRANSFER, check_integrity, claim, group
 from tests.servers import RedisServer
 
 STEPS = 400
@@ -26,11 +26,13 @@ class Walk:
         self.claims: list[tuple[str, Claimed]] = []
         self.accepted: dict[tuple[str, int], int] = {}  # what each position was when it was accepted first
         self.sealed_rooms = 0
+        self.forks_claimed = 0
 
     def step(self) -> None:
         actions = {
-            self.submit: 6,
+            self.submit: 4,
             self.claim: 20,
+            self.claim_forks: 4,
             self.publish: 12,
             self.kv_ready: 12,
             self.emit: 20,
@@ -51,17 +53,30 @@ class Walk:
 
     def submit(self) -> None:
         request_id = f"req_{self.rng.randrange(1 << 40)}"
-        self.rooms.submit(submission(request_id, tokens=self.rng.randint(1, 30)))
-        self.requests.append(request_id)
+        members = group(request_id, forks=self.rng.choice([0, 2]), tokens=self.rng.randint(1, 30))
+        self.rooms.submit(*members)
+        self.requests += [member.request_id for member in members]
 
     def claim(self) -> None:
-        boot = self.rng.choice(list(ROLES))
+        (boot,) = self.rng.choices(list(ROLES), [1, 1, 1, 1, 2])
         wanted = self.rng.choice([None, *self.requests[-5:]])
         lease_ms = self.rng.choice([0, LONG_MS, LONG_MS, LONG_MS])
         free_tokens = self.rng.choice([10, 20, 100])
         got = claim(self.rooms, ROLES[boot], boot, free_tokens=free_tokens, lease_ms=lease_ms, wanted=wanted)
         if got:
             self.claims.append((boot, got.claimed))
+            if got.claimed.hold.leg is Leg.BOTH:
+                self.claim_forks()
+
+    def claim_forks(self) -> None:
+        leaders = [c for c in self.claims if c[1].forks and c[1].hold.leg is not Leg.PREFILL]
+        if leaders := leaders[-3:]:
+            boot, claimed = self.rng.choice(leaders)
+            nonces = [f"fork-{self.rng.randrange(1 << 40)}" for _ in range(self.rng.randint(0, 3))]
+            lease_ms = self.rng.choice([0, LONG_MS, LONG_MS])
+            forked = self.rooms.claim_forks(claimed.hold, boot, lease_ms, nonces)
+            self.claims += [(boot, fork) for fork in forked.claimed]
+            self.forks_claimed += len(forked.claimed)
 
     def some_claim(self, *legs: Leg) -> tuple[str, Claimed] | None:
         recent = 3 if self.rng.random() < 0.7 else 30
@@ -75,6 +90,7 @@ class Walk:
     def kv_ready(self) -> None:
         if got := self.some_claim(Leg.PREFILL):
             self.sealed_rooms += self.rooms.kv_ready(got[1].hold, got[1].room, PREFILLED, TRANSFER).ok
+            self.claim_forks()
 
     def emit(self) -> None:
         batch: list[Emission] = []
@@ -146,6 +162,7 @@ def test_any_order_of_events_keeps_the_rules(
     reader = TokenReader(server.url, model)
     assert len(walk.accepted) > 10
     assert walk.sealed_rooms > 0
+    assert walk.forks_claimed > 0
     for request_id in walk.requests:
         for token in reader.read(request_id).tokens:
             assert token.token_id == walk.accepted[request_id, token.position]

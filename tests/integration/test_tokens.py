@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from relay.answers import Emission, EmitOutcome
+from relay.answers import Emission, EmitOutcome, Emitted
 from relay.mailbox import Ask, Mailbox, Settled
 from relay.request import Finish, Hold, Leg, State, Token
 from relay.rooms import Rooms
@@ -56,12 +56,12 @@ def test_tokens_already_there_stay(rooms: Rooms, reader: TokenReader) -> None:
         )
         return answer
 
-    assert emit(1, 2, "early") == (EmitOutcome.GAP, 0)
-    assert emit(0, 2, "first") == (EmitOutcome.OK, 0)
-    assert emit(0, 2, "again") == (EmitOutcome.OK, 0)
-    assert emit(1, 3, "overlap") == (EmitOutcome.OK, 0)
-    assert emit(0, 1, "late") == (EmitOutcome.OK, 0)
-    assert emit(5, 1, "early") == (EmitOutcome.GAP, 4)
+    assert emit(1, 2, "early") == Emitted(EmitOutcome.GAP, 0)
+    assert emit(0, 2, "first") == Emitted(EmitOutcome.OK, 0)
+    assert emit(0, 2, "again") == Emitted(EmitOutcome.OK, 0)
+    assert emit(1, 3, "overlap") == Emitted(EmitOutcome.OK, 0)
+    assert emit(0, 1, "late") == Emitted(EmitOutcome.OK, 0)
+    assert emit(5, 1, "early") == Emitted(EmitOutcome.GAP, 4)
     texts = [token.text for token in reader.read(hold.request_id).tokens]
     assert texts == ["first", "first", "overlap", "overlap"]
 
