@@ -6,6 +6,7 @@ from flask import g, request
 
 from app.errors import ApiError
 from app.keys import Caller
+from app.line import current_line
 from app.service import service
 
 # What a load balancer, Prometheus or a reader of the documentation asks for. None of it tells of a request.
@@ -14,7 +15,8 @@ OPEN = frozenset({"/health", "/ready", "/ping", "/metrics", "/version", "/openap
 
 def identify() -> None:
     """Raises ApiError (401) unless the caller is known or the path is open to all."""
-    found = service().keys.caller(_secret())
+    line = current_line()
+    found = Caller(line.owner) if line else service().keys.caller(_secret())
     if found is None and request.path not in OPEN and request.method != "OPTIONS":
         raise ApiError(
             401, "A valid API key is needed: send it as Authorization: Bearer <key>.", code="invalid_api_key"

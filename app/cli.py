@@ -35,6 +35,8 @@ def _parser() -> argparse.ArgumentParser:
     worker.add_argument("--role", choices=ROLES, help="what it serves; default: ROLE")
     worker.add_argument("--name", help="its name among the workers of this host; default: its role")
     worker.set_defaults(run=_worker)
+    batches = commands.add_parser("batches", help="run a batch processor")
+    batches.set_defaults(run=_batches)
     key = commands.add_parser("key", help="make an API key, and print it with the lines for API_KEYS_FILE")
     key.add_argument("name", help="whose it is")
     key.add_argument("--admin", action="store_true", help="it may also make admin calls")
@@ -55,6 +57,15 @@ def _gateway(settings: Settings, _: argparse.Namespace) -> None:
 
     KeyRing.from_settings(settings)  # a key file that cannot be used is told here, not in a traceback
     _become(programs.gateway_command(), {})
+
+
+def _batches(settings: Settings, _: argparse.Namespace) -> None:
+    from app.batch_processor import BatchProcessor
+    from relay import log
+
+    log.configure()
+    BatchProcessor(settings).serve()
+    os._exit(0)  # at once: the threads of open lines have nothing to lose
 
 
 def _key(_: Settings, arguments: argparse.Namespace) -> None:

@@ -4,6 +4,8 @@ import select
 import socket
 from typing import Any
 
+from app.line import KEY, Line
+
 
 class ClientGone(Exception):
     """The client closed the connection before its reply was complete."""
@@ -14,6 +16,9 @@ def client_gone(environ: dict[str, Any]) -> bool:
 
     WSGI notices only when it writes, which is never while a reply that is not streamed is being made.
     """
+    line: Line | None = environ.get(KEY)
+    if line is not None:
+        return line.abandoned()
     connection = environ.get("gunicorn.socket") or environ.get("werkzeug.socket")
     if type(connection) is not socket.socket:
         return False  # TLS ends here: what is readable says nothing about the stream inside

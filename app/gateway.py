@@ -12,11 +12,14 @@ from redis import Redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from app import access, chat, completions, errors, health, metrics, models, requests
+from app import access, batches, chat, completions, errors, files, health, metrics, models, requests
 from app.follow import Follower
 from app.keys import KeyRing
 from app.meters import Meters
 from app.service import KEY, Service, service
+from app.storage import Storage
+from relay.batches import Batches
+from relay.files import Files
 from relay.log import event
 from relay.model_card import read_model_card
 from relay.request import Ring
@@ -27,7 +30,7 @@ from relay.tokens import TokenReader
 
 log = logging.getLogger(__name__)
 
-RESOURCES = (requests, completions, chat, models, health, metrics)
+RESOURCES = (requests, completions, chat, files, batches, models, health, metrics)
 _PROBE_TIMEOUT_S = 0.2
 _TRACE = re.compile(r"[\x21-\x7e]{1,128}")
 _QUIET = ("/health", "/ready", "/metrics")
@@ -68,6 +71,9 @@ def _service(settings: Settings, ring: Callable[[Ring], object]) -> Service:
         follower=follower,
         meters=Meters(rooms, follower),
         keys=KeyRing.from_settings(settings),
+        storage=Storage(settings),
+        files=Files(rooms.redis, rooms.root),
+        batches=Batches(rooms.redis, rooms.root),
         probe=_probe(settings.redis_url),
         ring=ring,
     )

@@ -67,7 +67,7 @@ class Generation:
     def leave(self) -> None:
         """Runs once the reply is over, complete or not."""
         self._watch.close()
-        if self._ended or self._accepted.has_key:
+        if self._ended or self._accepted.goes_on:
             return
         self._service.meters.disconnects.inc()
         request_id = self._accepted.request_id

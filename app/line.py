@@ -1,5 +1,6 @@
 """A line of a batch, as the API that answers it sees it."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from flask import request
@@ -8,10 +9,14 @@ KEY = "kvrelay.line"
 
 
 class Line(NamedTuple):
-    """Lies in the WSGI environment, out of reach of clients. `timeout_s`: until its batch expires."""
+    """Lies in the WSGI environment, out of reach of clients. `timeout_s`: until its batch expires.
+
+    `abandoned` tells, at any time, that nobody wants its answer any more.
+    """
 
     owner: str
     timeout_s: float
+    abandoned: Callable[[], bool]
 
 
 def current_line() -> Line | None:

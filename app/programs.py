@@ -16,6 +16,10 @@ def gateway_command() -> list[str]:
     return [sys.executable, "-m", "gunicorn", "-c", "python:app.gunicorn_conf", "app.wsgi:app"]
 
 
+def batches_command() -> list[str]:
+    return [sys.executable, "-m", "app.cli", "batches"]
+
+
 def worker_command(role: str, model: str, name: str | None = None) -> list[str]:
     """A Celery worker with the engine as its pool. It also needs `worker_env`."""
     celery = [sys.executable, "-m", "celery", "-q", "-A", "workers.app", "worker"]

@@ -10,6 +10,9 @@ from app.errors import unavailable
 from app.follow import Follower
 from app.keys import KeyRing
 from app.meters import Meters
+from app.storage import Storage
+from relay.batches import Batches
+from relay.files import Files
 from relay.request import Ring
 from relay.rooms import Rooms
 from relay.settings import Settings
@@ -33,6 +36,9 @@ class Service:
     follower: Follower
     meters: Meters
     keys: KeyRing
+    storage: Storage
+    files: Files
+    batches: Batches
     probe: Redis
     ring: Callable[[Ring], object]
 

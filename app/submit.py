@@ -6,12 +6,12 @@ import uuid
 from typing import NamedTuple
 
 from flask import current_app, g, request
-from werkzeug.exceptions import ClientDisconnected, RequestEntityTooLarge
 
 from app.admission import missing, most_output_tokens
 from app.body import Body, read_body
 from app.errors import RETRY_AFTER_S, ApiError, invalid, unavailable
-from app.line import current_line
+from app.line import Line, current_line
+from app.receive import receiving
 from app.schema import SamplingFields
 from app.service import Service
 from relay.answers import SubmitOutcome
@@ -22,38 +22,25 @@ from relay.worker_card import WorkerCard
 log = logging.getLogger(__name__)
 
 MAX_KEY_LENGTH = 255
-_MOST_DISCARDED_BYTES = 64 << 20
-_DISCARD_BYTES = 1 << 16
 
 
 class Accepted(NamedTuple):
-    """`replayed`: this idempotency key and body had been accepted before, and nothing new was created."""
+    """`replayed`: this idempotency key and body had been accepted before, and nothing new was created.
+
+    `goes_on`: also when its client leaves, since that may come again with the same key.
+    """
 
     request_id: str
     prompt_tokens: int
     replayed: bool
-    has_key: bool
+    goes_on: bool
 
 
 def current_body() -> Body:
     """The body of the current request. Raises ApiError."""
-    try:
+    with receiving(current_app.config["MAX_CONTENT_LENGTH"]):
         raw = request.get_data(cache=False)
-    except RequestEntityTooLarge:
-        _discard_body()
-        message = f"The body may hold at most {current_app.config['MAX_CONTENT_LENGTH']} bytes."
-        raise ApiError(413, message, code="request_entity_too_large") from None
-    except ClientDisconnected:
-        message = "The body stopped before its end: send it without long pauses."
-        raise ApiError(408, message, code="request_timeout") from None
     return read_body(raw, request.content_type)
-
-
-def _discard_body() -> None:
-    """Most clients look for the answer once they have sent all: closed before, they would not see it."""
-    body, left = request.environ["wsgi.input"], _MOST_DISCARDED_BYTES
-    while left > 0 and (chunk := body.read(_DISCARD_BYTES)):
-        left -= len(chunk)
 
 
 def submit(
@@ -66,7 +53,7 @@ def submit(
     """Record the request, then ring. Raises ApiError when it cannot be accepted; nothing is recorded then."""
     if body.model not in (None, service.model):
         raise no_such_model(body.model or "")
-    key = _idempotency_key()
+    key = idempotency_key()
     body_hash = f"{kind}:{digest}"
     if key and (accepted := _accepted_before(service, key, body_hash, len(prompt_ids))):
         service.meters.submitted.labels(kind, "replayed").inc()
@@ -76,8 +63,8 @@ def submit(
     submission = Submission(
         request_id=f"req-{uuid.uuid4().hex}",
         prompt_ids=prompt_ids,
-        params=body.params(max_tokens, secrets.randbits(63), service.tokenizer),
-        timeout_ms=round(1000 * line.timeout_s) if line else _timeout_ms(service, body.timeout),
+        params=body.params(max_tokens, secrets.randbits(63), service.tokenizer, service.grammars),
+        timeout_ms=_timeout_ms(service, body.timeout, line),
         priority=BATCH_PRIORITY if line else body.priority,
         idempotency_key=key,
         body_hash=body_hash,
@@ -110,7 +97,7 @@ def submit(
         replayed=replayed,
         trace=g.trace,
     )
-    return Accepted(submitted.request_id, len(prompt_ids), replayed, key is not None)
+    return Accepted(submitted.request_id, len(prompt_ids), replayed, goes_on=bool(key) and line is None)
 
 
 def _ring(service: Service, bell: Ring) -> None:
@@ -129,7 +116,7 @@ def _accepted_before(service: Service, key: str, body_hash: str, prompt_tokens: 
     request_id, earlier_hash = earlier
     if earlier_hash != body_hash:
         raise _key_conflict()
-    return Accepted(request_id, prompt_tokens, replayed=True, has_key=True)
+    return Accepted(request_id, prompt_tokens, replayed=True, goes_on=current_line() is None)
 
 
 def _key_conflict() -> ApiError:
@@ -170,14 +157,16 @@ def _living_workers(service: Service) -> list[WorkerCard]:
     return workers
 
 
-def _timeout_ms(service: Service, timeout_s: float | None) -> int:
-    longest = service.settings.request_timeout_s
+def _timeout_ms(service: Service, timeout_s: float | None, line: Line | None) -> int:
+    """A line of a batch may wait as long as its batch."""
+    longest = line.timeout_s if line else service.settings.request_timeout_s
     if timeout_s is not None and timeout_s > longest:
-        raise invalid(f"timeout must be at most {longest} seconds.", "timeout")
+        raise invalid(f"timeout must be at most {longest:g} seconds.", "timeout")
     return max(1, round(1000 * (timeout_s or longest)))
 
 
-def _idempotency_key() -> str | None:
+def idempotency_key() -> str | None:
+    """What the client sent to name this request. Raises ApiError."""
     key = request.headers.get("Idempotency-Key")
     if key is None:
         return None

@@ -114,6 +114,8 @@ class Launcher:
             env["REDIS_URL"] = self._start_valkey(env)
         workers = self._start_workers(env)
         self._run("gateway", programs.gateway_command(), env, grace_s=settings.grace_s + _SETTLE_S)
+        for i in range(1, settings.batch_processors + 1):
+            self._run(f"batches-{i}", programs.batches_command(), env)
         while missing := self._missing():
             self._wait(f"starting: {self._progress()}; waiting for {', '.join(missing)}")
         # Flower asks the workers once about themselves, so it starts after them.

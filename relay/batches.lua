@@ -223,6 +223,7 @@ local function finalize(keys, args)
   local id, ending = args[1], args[3]
   if not held(c, id, args[2]) then return {} end
   if not get(c, id, 'ending') then
+    if get(c, id, 'status') == 'cancelling' then ending = 'cancelled' end
     set(c, id, 'ending', ending)
     if tonumber(get(c, id, 'completed')) > 0 then set(c, id, 'output_file_id', args[4]) end
     if tonumber(get(c, id, 'failed')) > 0 then set(c, id, 'error_file_id', args[5]) end

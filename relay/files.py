@@ -1,6 +1,8 @@
 """What is known of each file; its bytes lie elsewhere. A file that has no entry here is not there."""
 
 import json
+import secrets
+import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,10 +21,25 @@ class File:
     created: int
     expires: int | None = None
 
+    @classmethod
+    def new(
+        cls, file_id: str, owner: str, name: str, purpose: str, size_bytes: int, expires_s: int | None
+    ) -> "File":
+        """Made now, and kept for `expires_s` (None: until it is deleted)."""
+        now = int(time.time())
+        return cls(
+            file_id, owner, name, purpose, size_bytes, now, None if expires_s is None else now + expires_s
+        )
+
     @property
     def stored_as(self) -> str:
         """The name of its object in the storage."""
         return f"files/{self.file_id}"
+
+
+def new_file_id() -> str:
+    """One that nobody can guess."""
+    return f"file-{secrets.token_hex(16)}"
 
 
 class Files:

@@ -142,7 +142,9 @@ class Settings:
     )
     kv_digest: bool = _switch(False, "compare a digest of every KV page on both sides (for tests)")
 
-    lease_ms: int = _whole(3_000, 500, 60_000, "how long a silent worker keeps its legs")
+    lease_ms: int = _whole(
+        3_000, 500, 60_000, "how long a silent worker keeps its legs, and a batch processor its batches"
+    )
     suspect_after: int = _whole(3, 1, 100, "crashes after which a request runs alone in its batch")
     grace_s: int = _whole(30, 0, 3_600, "how long a stopping process may finish what runs")
     quarantine_share: float = _number(0.25, 0.01, 1.0, "share of a pool in quarantine that restarts it")
