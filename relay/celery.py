@@ -3,6 +3,7 @@
 import logging
 import secrets
 import warnings
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -21,7 +22,10 @@ from relay.settings import Settings
 log = logging.getLogger(__name__)
 
 TASK_OF_LEG = {Leg.PREFILL: "kvrelay.prefill", Leg.DECODE: "kvrelay.decode"}
+FLUSH_CACHE = "flush_cache"
 LEG_OF_TASK = {name: leg for leg, name in TASK_OF_LEG.items()}
+
+_CONTROL_S = 3.0
 
 # Without a bound, kombu's publishers wait for a broker as long as it is away.
 _CONNECT_ONCE = {"max_retries": 1, "interval_start": 0.0, "interval_step": 0.1, "interval_max": 0.1}
@@ -94,6 +98,19 @@ def ring(bell: Ring) -> bool:
         event(log, "ring_failed", logging.WARNING, request=bell.request_id, leg=bell.leg, error=error)
         return False
     return True
+
+
+def flush_cache(workers: Sequence[str]) -> dict[str, int]:
+    """Tell these workers to forget their prefix caches. Cached pages of each one that has answered in time.
+
+    Raises OperationalError when the broker cannot be reached.
+    """
+    if not workers:
+        return {}
+    replies = app.control.broadcast(
+        FLUSH_CACHE, destination=list(workers), reply=True, limit=len(workers), timeout=_CONTROL_S
+    )
+    return {name: pages for reply in replies or [] for name, pages in reply.items()}
 
 
 @cache

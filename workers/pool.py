@@ -53,6 +53,9 @@ class EngineHost(Protocol):
     def stats(self) -> dict[str, Any]:
         """Counters for `celery inspect stats`; plain JSON."""
 
+    def flush_cache(self) -> int:
+        """Forget the prefix cache before the next step. How many pages it has now."""
+
     def drain(self) -> None:
         """Stop claiming, hand back what is queued, finish what runs within the grace period."""
 
@@ -166,6 +169,11 @@ class EnginePool(BasePool):  # type: ignore[misc]
             self._host.abort(task)
         except Exception:
             log.exception("abort_failed task=%s", task.request.id)
+
+    def flush_cache(self) -> int:
+        """See EngineHost."""
+        assert self._host is not None
+        return self._host.flush_cache()
 
     def complete(self, task: Task, result: str, failed: bool) -> None:
         """End a task; callable from any thread."""

@@ -30,7 +30,7 @@ from workers.doorbell import Doorbell, TaskHandle
 from workers.engine.config import EngineConfig
 from workers.engine.engine import Engine
 from workers.engine.kv_pool import KVPool
-from workers.engine.messages import Admitted, Computed, Event, Stop
+from workers.engine.messages import Admitted, Computed, Event, Flush, Stop
 from workers.engine.sampler import Sampler
 from workers.legs import Desk, Legs
 from workers.models import Model, load_model
@@ -139,6 +139,10 @@ class Worker:
     def stats(self) -> dict[str, Any]:
         engine = self._engine.headroom._asdict() | self._engine.stats._asdict()
         return {"boot": self._boot, "role": self._settings.role} | engine
+
+    def flush_cache(self) -> int:
+        self._engine.submit(Flush())
+        return self._engine.headroom.cached_pages
 
     def drain(self) -> None:
         self._control.put(Order.DRAIN)

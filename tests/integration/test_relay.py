@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from app.admission import most_output_tokens
+from relay.celery import FLUSH_CACHE
 from relay.request import Leg, Ring, State
 from relay.settings import Settings
 from relay.tokenizer import Tokenizer
@@ -133,6 +134,19 @@ def test_a_cached_prefix_changes_no_text(pair: Relay, alone: Relay, words: Words
         assert answer == alone.ask(begin + end)
         assert pair.record(request_id).cached_tokens >= 64
         assert end != words(20, seed=101) or answer == first
+
+
+def test_a_flushed_prefix_is_computed_again(pair: Relay, words: Words) -> None:
+    prompt = words(70, seed=103)
+    answer = pair.ask(prompt)
+    names = [card.name for card in pair.cards()]
+    replies = pair.app.control.broadcast(FLUSH_CACHE, destination=names, reply=True, limit=2, timeout=10)
+    pages = {name: count for reply in replies for name, count in reply.items()}
+    assert set(pages) == set(names)
+    assert sum(pages.values()) > 4
+    request_id = pair.submit(prompt)
+    assert pair.wait(request_id) == answer
+    assert pair.record(request_id).cached_tokens == 0
 
 
 def test_sampling_is_the_same_on_any_worker(pair: Relay, alone: Relay, words: Words) -> None:

@@ -13,6 +13,7 @@ from workers.engine.messages import (
     Drop,
     Ending,
     Failed,
+    Flush,
     Prebuilt,
     Prefilled,
     Proven,
@@ -107,6 +108,20 @@ def test_admission_waits_until_the_step_has_room_so_that_prefixes_are_found() ->
     rig.submit(*(relayed(key, prompt) for key in "abc"))
     rig.run()
     assert [rig.admitted(key).cached_tokens for key in "abc"] == [0, 32, 32]
+
+
+def test_a_flush_forgets_prefixes_and_leaves_running_legs_alone() -> None:
+    rig, prompt = Rig(), [3] * 17
+    rig.submit(unified("cached", [5] * 9, tokens=2))
+    rig.run()
+    rig.submit(unified("running", prompt, tokens=40))
+    rig.step()
+    assert rig.engine.headroom.cached_pages == 2
+    rig.submit(Flush(), relayed("a", [5] * 9), relayed("b", prompt))
+    rig.step()
+    assert [rig.admitted(key).cached_tokens for key in "ab"] == [0, 0]
+    rig.run()
+    assert rig.text("running") == continuation(prompt, 40)
 
 
 def test_headroom_leaves_the_reserve_of_running_legs_and_what_waits() -> None:

@@ -68,11 +68,15 @@ class Proven(NamedTuple):
     room: int
 
 
+class Flush(NamedTuple):
+    """Forget the prefix cache. A running leg's pages come to be known again as it goes on."""
+
+
 class Stop(NamedTuple):
     """End the engine loop after the current step."""
 
 
-Command = Prefill | Reserve | Prebuilt | Drop | Proven | Stop
+Command = Prefill | Reserve | Prebuilt | Drop | Proven | Flush | Stop
 
 
 # ---- events, to the control thread

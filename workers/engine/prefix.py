@@ -82,6 +82,12 @@ class PrefixCache:
             if page in self._digests:
                 del self._pages[self._digests.pop(page)]
 
+    def clear(self) -> None:
+        """Forget everything: what is cached becomes free."""
+        self._pages.clear()
+        self._digests.clear()
+        self._pool.evict(self._pool.cached_pages)
+
     def release(self, pages: Sequence[int]) -> None:
         """Give one reference back. The end of a prefix counts as older than its start: it goes first."""
         self._pool.release(reversed(pages), keep=self._digests)

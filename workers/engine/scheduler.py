@@ -15,6 +15,7 @@ from workers.engine.messages import (
     Drop,
     Event,
     Failed,
+    Flush,
     Headroom,
     Prebuilt,
     Prefill,
@@ -35,7 +36,7 @@ from workers.engine.sequence import Sequence
 
 logger = logging.getLogger(__name__)
 
-SchedulerCommand = Prefill | Reserve | Prebuilt | Drop | Proven
+SchedulerCommand = Prefill | Reserve | Prebuilt | Drop | Proven | Flush
 
 
 def _arrival_ms(sequence: Sequence) -> float:
@@ -84,6 +85,8 @@ class Scheduler:
                 self._drop(command)
             case Proven():
                 self._pool.prove(command.room)
+            case Flush():
+                self._cache.clear()
 
     def _enqueue(self, prefill: Prefill) -> None:
         self._admitted += 1
