@@ -41,9 +41,17 @@ def _is_json(content_type: str) -> bool:
     return kind.endswith("json") or kind in ("application/x-www-form-urlencoded", "text/plain")
 
 
+# Data of the client's own, where null is a value.
+_DATA = {"schema", "json_schema", "json", "guided_json", "parameters", "chat_template_kwargs", "documents"}
+
+
 def _without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _without_nulls(each) for name, each in value.items() if each is not None}
+        return {
+            name: each if name in _DATA else _without_nulls(each)
+            for name, each in value.items()
+            if each is not None
+        }
     if isinstance(value, list):
         return [_without_nulls(each) for each in value]
     return value

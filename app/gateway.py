@@ -20,6 +20,7 @@ from app.service import KEY, Service, service
 from app.storage import Storage
 from relay.batches import Batches
 from relay.files import Files
+from relay.grammar import Grammars
 from relay.log import event
 from relay.model_card import read_model_card
 from relay.request import Ring
@@ -58,6 +59,7 @@ def create_app(settings: Settings, ring: Callable[[Ring], object] | None = None)
 
 def _service(settings: Settings, ring: Callable[[Ring], object]) -> Service:
     card = read_model_card(settings.model_path)
+    tokenizer = Tokenizer.load(settings.model_path)
     rooms = Rooms(settings.redis_url, settings.model_name, settings.result_ttl_s * 1000)
     follower = Follower(TokenReader(settings.redis_url, settings.model_name))
     return Service(
@@ -65,7 +67,8 @@ def _service(settings: Settings, ring: Callable[[Ring], object]) -> Service:
         model=settings.model_name,
         context_tokens=settings.context_tokens or card.context_length_tokens,
         started=int(time.time()),
-        tokenizer=Tokenizer.load(settings.model_path),
+        tokenizer=tokenizer,
+        grammars=Grammars(tokenizer, tokenizer.vocab_size),
         rooms=rooms,
         tokens=TokenReader(settings.redis_url, settings.model_name),
         follower=follower,

@@ -5,7 +5,8 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from app.errors import invalid
-from app.strict import Strict
+from app.structure import Structure, only_grammar
+from relay.grammar import Grammars
 from relay.request import MAX_PRIORITY
 from relay.sampling import SamplingParams
 from relay.tokenizer import Tokenizer
@@ -42,7 +43,7 @@ LogitBias = Annotated[dict[int, Bias], BeforeValidator(_check_logit_bias)]
 Word = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-class SamplingFields(Strict):
+class SamplingFields(Structure):
     """`logprobs` differs between bodies, and so do the names of `max_tokens`. `timeout` is in seconds."""
 
     model: str | None = None
@@ -82,7 +83,7 @@ class SamplingFields(Strict):
         """Alternatives to report per token, None: no logprobs at all."""
         raise NotImplementedError
 
-    def params(self, max_tokens: int, seed: int, tokenizer: Tokenizer) -> SamplingParams:
+    def params(self, max_tokens: int, seed: int, tokenizer: Tokenizer, grammars: Grammars) -> SamplingParams:
         """What the sampler needs. `seed` is used unless the client sent one. Raises ApiError."""
         if self.min_tokens > max_tokens:
             raise invalid(f"min_tokens {self.min_tokens} is above max_tokens {max_tokens}.", "min_tokens")
@@ -116,6 +117,7 @@ class SamplingFields(Strict):
             logprobs=self.top_logprobs_wanted,
             seed=(seed if self.seed is None else self.seed) % (1 << 63),
             skip_special_tokens=self.skip_special_tokens,
+            grammar=only_grammar(self.wanted_structures, grammars),
             cache_salt=self.cache_salt,
         )
 

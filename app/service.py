@@ -13,6 +13,7 @@ from app.meters import Meters
 from app.storage import Storage
 from relay.batches import Batches
 from relay.files import Files
+from relay.grammar import Grammars
 from relay.request import Ring
 from relay.rooms import Rooms
 from relay.settings import Settings
@@ -31,6 +32,7 @@ class Service:
     context_tokens: int
     started: int
     tokenizer: Tokenizer
+    grammars: Grammars
     rooms: Rooms
     tokens: TokenReader
     follower: Follower

@@ -63,7 +63,7 @@ def submit(
     submission = Submission(
         request_id=f"req-{uuid.uuid4().hex}",
         prompt_ids=prompt_ids,
-        params=body.params(max_tokens, secrets.randbits(63), service.tokenizer),
+        params=body.params(max_tokens, secrets.randbits(63), service.tokenizer, service.grammars),
         timeout_ms=_timeout_ms(service, body.timeout, line),
         priority=BATCH_PRIORITY if line else body.priority,
         idempotency_key=key,

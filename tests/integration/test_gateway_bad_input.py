@@ -100,8 +100,7 @@ FIELDS: list[tuple[str, dict[str, Any], str, str]] = [
             ("suffix", "x"),
             ("best_of", 2),
             ("prompt_logprobs", 1),
-            ("response_format", {"type": "json_object"}),
-            ("structured_outputs", {"regex": "a"}),
+            ("guided_whitespace_pattern", " "),
             ("stop_regex", "x"),
             ("kv_transfer_params", {"x": 1}),
         ]

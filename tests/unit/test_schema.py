@@ -7,16 +7,18 @@ import pytest
 from app.body import read_body
 from app.errors import ApiError
 from app.schema import ChatBody, CompletionBody, NativeBody, parse
+from relay.grammar import Grammars
 from relay.model_file import default_model_path
 from relay.sampling import SamplingParams
 from relay.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer.load(default_model_path())
+GRAMMARS = Grammars(TOKENIZER, TOKENIZER.vocab_size)
 ASK = [{"role": "user", "content": "hi"}]
 
 
 def params(**fields: Any) -> SamplingParams:
-    return parse(NativeBody, {"prompt": "x", **fields}).params(100, 7, TOKENIZER)
+    return parse(NativeBody, {"prompt": "x", **fields}).params(100, 7, TOKENIZER, GRAMMARS)
 
 
 def test_defaults_are_those_of_the_field() -> None:
