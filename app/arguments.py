@@ -20,10 +20,15 @@ def whole(name: str, text: str, low: int, high: int) -> int:
 
 def choice_argument(name: str, *allowed: str) -> str:
     """One of `allowed`; the first where none is given. Raises ApiError."""
-    text = request.args.get(name, allowed[0])
+    text = request.args.get(name, allowed[0]).lower()
     if text not in allowed:
-        raise invalid(f"{name} must be one of {', '.join(allowed)}, not {text!r}.", name)
+        raise invalid(f"{name} must be {_listed(allowed)}, not {text!r}.", name)
     return text
+
+
+def _listed(allowed: tuple[str, ...]) -> str:
+    *most, last = allowed
+    return f"{', '.join(most)} or {last}"
 
 
 def switch_argument(name: str) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 from flask import Blueprint, Response, jsonify, request
 from redis.exceptions import RedisError
 
+from app.arguments import switch_argument, whole, whole_argument
 from app.client import ClientGone, client_gone
 from app.errors import ApiError, invalid, unknown_request
 from app.events import TICK_S, events
@@ -19,7 +20,7 @@ from app.sse import PING, event_stream, frame
 from app.submit import current_body, submit
 from app.view import end_view, finite, links, record_view, token_view
 from relay.request import Record, Token
-from relay.tokens import READ_TOKENS, End
+from relay.tokens import End
 
 resource = Blueprint("requests", __name__)
 
@@ -51,7 +52,7 @@ def create() -> tuple[Response, int]:
 @resource.get("/v1/requests")
 def list_all() -> Response:
     s = service()
-    limit = _whole_argument("limit", 1, MAX_PAGE) or 20
+    limit = whole_argument("limit", 1, MAX_PAGE) or 20
     before = request.args.get("before")
     if before is not None:
         _find(s, before)
@@ -63,15 +64,15 @@ def list_all() -> Response:
 @resource.get("/v1/requests/<request_id>")
 def show(request_id: str) -> Response:
     s = service()
-    after = _whole_argument("after", 0, 1 << 31)
+    after = whole_argument("after", 0, 1 << 31)
     wait_s = _wait_argument()
-    with_ids = _switch_argument("token_ids")
+    with_ids = switch_argument("token_ids")
     record = _find(s, request_id)
     if wait_s and not record.state.terminal and (after is None or after >= record.completion_tokens):
         s.check_free_thread()
         _wait(s, record, after, wait_s)
         record = _find(s, request_id)
-    tokens, end = _read(s, request_id, after or 0)
+    tokens, end = s.tokens.read_all(request_id, after or 0)
     if end and not record.state.terminal:
         record = _find(s, request_id)  # it ended between the two reads
     return jsonify(record_view(record, s.model) | _words(record, tokens, end, after or 0, with_ids))
@@ -136,16 +137,6 @@ def _wait(s: Service, record: Record, after: int | None, wait_s: float) -> None:
                 return
 
 
-def _read(s: Service, request_id: str, start: int) -> tuple[list[Token], End | None]:
-    """All tokens from position `start` on."""
-    tokens: list[Token] = []
-    while True:
-        chunk = s.tokens.read(request_id, start + len(tokens))
-        tokens += chunk.tokens
-        if chunk.end or len(chunk.tokens) < READ_TOKENS:
-            return tokens, chunk.end
-
-
 def _words(
     record: Record, tokens: list[Token], end: End | None, start: int, with_ids: bool
 ) -> dict[str, Any]:
@@ -185,19 +176,8 @@ def _resume_position() -> int:
     """How many tokens the client has: of the header that browsers send, or of `after`."""
     header = request.headers.get("Last-Event-ID")
     if not header:
-        return _whole_argument("after", 0, 1 << 31) or 0
-    return _whole("Last-Event-ID", header, 0, 1 << 31)
-
-
-def _whole_argument(name: str, low: int, high: int) -> int | None:
-    text = request.args.get(name)
-    return None if text is None else _whole(name, text, low, high)
-
-
-def _whole(name: str, text: str, low: int, high: int) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= 10 and low <= int(text) <= high):
-        raise invalid(f"{name} must be a whole number from {low} to {high}, not {text!r}.", name)
-    return int(text)
+        return whole_argument("after", 0, 1 << 31) or 0
+    return whole("Last-Event-ID", header, 0, 1 << 31)
 
 
 def _wait_argument() -> float:
@@ -209,10 +189,3 @@ def _wait_argument() -> float:
     if not 0 <= wait_s <= MAX_WAIT_S:
         raise invalid(f"wait must be a number of seconds from 0 to {MAX_WAIT_S:g}, not {text!r}.", "wait")
     return wait_s
-
-
-def _switch_argument(name: str) -> bool:
-    text = request.args.get(name, "0").lower()
-    if text not in ("0", "1", "false", "true"):
-        raise invalid(f"{name} must be 0, 1, true or false, not {text!r}.", name)
-    return text in ("1", "true")

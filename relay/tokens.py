@@ -44,6 +44,15 @@ class TokenReader:
         entries: Any = self._commands.xrange(self._stream(request_id), min=f"{position + 1}-1", count=limit)
         return _chunk(entries)
 
+    def read_all(self, request_id: str, position: int = 0) -> Chunk:
+        """Everything from `position` on, however much it is."""
+        tokens: list[Token] = []
+        while True:
+            chunk = self.read(request_id, position + len(tokens))
+            tokens += chunk.tokens
+            if chunk.end or len(chunk.tokens) < READ_TOKENS:
+                return Chunk(tokens, chunk.end)
+
     def wait(self, positions: Mapping[str, int], block_ms: int = MAX_BLOCK_MS) -> dict[str, Chunk]:
         """What is there for each request from its position on; waits up to `block_ms` for the first of it."""
         assert positions
