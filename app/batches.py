@@ -2,7 +2,7 @@
 
 import re
 import secrets
-from typing import Annotated, Any
+from typing import Any
 
 from flask import Blueprint, Response, jsonify, request
 from pydantic import Field
@@ -11,6 +11,7 @@ from app.access import caller
 from app.arguments import whole_argument
 from app.errors import ApiError, invalid
 from app.files import find as find_file
+from app.metadata import Metadata
 from app.page import page
 from app.schema import validate
 from app.service import service
@@ -42,16 +43,13 @@ class _Expiry(Strict):
     seconds: int = Field(ge=3_600, le=2_592_000)
 
 
-_Pairs = dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]]
-
-
 class BatchBody(Strict):
     """`POST /v1/batches`."""
 
     input_file_id: str
     endpoint: str
     completion_window: str
-    metadata: _Pairs | None = Field(None, max_length=16)
+    metadata: Metadata | None = None
     output_expires_after: _Expiry | None = None
 
 

@@ -12,7 +12,22 @@ from redis import Redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from app import access, batches, chat, completions, errors, files, health, metrics, models, requests
+from app import (
+    access,
+    batches,
+    cache,
+    chat,
+    completions,
+    errors,
+    files,
+    health,
+    info,
+    metrics,
+    models,
+    requests,
+    responses,
+    tokenization,
+)
 from app.follow import Follower
 from app.keys import KeyRing
 from app.meters import Meters
@@ -24,6 +39,7 @@ from relay.grammar import Grammars
 from relay.log import event
 from relay.model_card import read_model_card
 from relay.request import Ring
+from relay.responses import Responses
 from relay.rooms import Rooms
 from relay.settings import Settings
 from relay.tokenizer import Tokenizer
@@ -31,10 +47,23 @@ from relay.tokens import TokenReader
 
 log = logging.getLogger(__name__)
 
-RESOURCES = (requests, completions, chat, files, batches, models, health, metrics)
+RESOURCES = (
+    requests,
+    completions,
+    chat,
+    responses,
+    files,
+    batches,
+    models,
+    tokenization,
+    info,
+    cache,
+    health,
+    metrics,
+)
 _PROBE_TIMEOUT_S = 0.2
 _TRACE = re.compile(r"[\x21-\x7e]{1,128}")
-_QUIET = ("/health", "/ready", "/metrics")
+_QUIET = ("/health", "/ready", "/ping", "/metrics")
 
 
 def create_app(settings: Settings, ring: Callable[[Ring], object] | None = None) -> Flask:
@@ -77,6 +106,7 @@ def _service(settings: Settings, ring: Callable[[Ring], object]) -> Service:
         storage=Storage(settings),
         files=Files(rooms.redis, rooms.root),
         batches=Batches(rooms.redis, rooms.root),
+        responses=Responses(rooms.redis, rooms.root),
         probe=_probe(settings.redis_url),
         ring=ring,
     )

@@ -15,6 +15,7 @@ from relay.batches import Batches
 from relay.files import Files
 from relay.grammar import Grammars
 from relay.request import Ring
+from relay.responses import Responses
 from relay.rooms import Rooms
 from relay.settings import Settings
 from relay.tokenizer import Tokenizer
@@ -41,6 +42,7 @@ class Service:
     storage: Storage
     files: Files
     batches: Batches
+    responses: Responses
     probe: Redis
     ring: Callable[[Ring], object]
 

@@ -1,0 +1,329 @@
+"""/v1/responses, as the unmodified `openai` client and raw HTTP meet it."""
+
+import json
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from relay.request import Finish, State, Token
+from relay.rooms import Rooms
+from relay.tokenizer import Tokenizer
+from tests.gateway_rig import (
+    Answering,
+    GatewayProcess,
+    ScriptedWorker,
+    cancel_all,
+    default_tokenizer,
+    eventually,
+    words,
+)
+from tests.servers import RedisServer
+
+MODEL = f"responses-{secrets.token_hex(4)}"
+TEXT = " Paris is the capital."
+HELD = " It"
+
+
+@pytest.fixture(scope="module")
+def gateway(valkey: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    with GatewayProcess(valkey.url, MODEL, tmp_path_factory.mktemp("gateway") / "log") as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return default_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def client(gateway: GatewayProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+        yield client
+
+
+@pytest.fixture
+def rooms(valkey: RedisServer) -> Iterator[Rooms]:
+    client = Rooms(valkey.url, MODEL)
+    yield client
+    cancel_all(client)
+    client.close()
+
+
+@pytest.fixture
+def worker(rooms: Rooms) -> Iterator[ScriptedWorker]:
+    with ScriptedWorker(rooms) as worker:
+        yield worker
+
+
+@pytest.fixture
+def spoken(tokenizer: Tokenizer) -> list[Token]:
+    return words(tokenizer, TEXT, logprobs=True)
+
+
+@pytest.fixture
+def answering(worker: ScriptedWorker, spoken: list[Token]) -> Iterator[Answering]:
+    with Answering(worker, spoken, Finish("stop", None, HELD)).running() as answering:
+        yield answering
+
+
+def prompt(answering: Answering, tokenizer: Tokenizer) -> str:
+    return tokenizer.decode(list(answering.claimed[-1].prompt_ids))
+
+
+def test_an_answer(
+    client: openai.OpenAI, answering: Answering, spoken: list[Token], tokenizer: Tokenizer
+) -> None:
+    response = client.responses.create(
+        model=MODEL,
+        input="The capital of France?",
+        instructions="Be brief.",
+        metadata={"job": "7"},
+        temperature=0.5,
+        max_output_tokens=40,
+    )
+    assert response.id.startswith("resp_")
+    assert (response.status, response.output_text) == ("completed", TEXT + HELD)
+    (item,) = response.output
+    assert (item.type, item.status) == ("message", "completed")
+    assert response.usage
+    assert response.usage.output_tokens == len(spoken)
+    assert response.usage.input_tokens == len(answering.claimed[0].prompt_ids)
+    assert response.usage.input_tokens_details.cached_tokens == 3
+    assert response.completed_at
+    assert (response.instructions, response.temperature, response.metadata) == (
+        "Be brief.",
+        0.5,
+        {"job": "7"},
+    )
+    params = answering.claimed[0].params
+    assert (params.max_tokens, params.temperature) == (40, 0.5)
+    assert client.responses.retrieve(response.id) == response
+    assert "Be brief." in prompt(answering, tokenizer)
+
+
+def test_a_conversation_goes_on(client: openai.OpenAI, answering: Answering, tokenizer: Tokenizer) -> None:
+    first = client.responses.create(model=MODEL, input="One?", instructions="Be brief.")
+    second = client.responses.create(model=MODEL, input="Two?", previous_response_id=first.id)
+    client.responses.delete(first.id)
+    third = client.responses.create(
+        model=MODEL, input=[{"role": "user", "content": "Three?"}], previous_response_id=second.id
+    )
+    assert third.previous_response_id == second.id
+    said = prompt(answering, tokenizer)
+    places = [said.index(text) for text in ("One?", "Two?", "Three?")]
+    assert places == sorted(places)
+    assert said.count(TEXT + HELD) == 2
+    assert "Be brief." not in said, "instructions are those of one response"
+    items = list(client.responses.input_items.list(third.id, order="asc", limit=2))
+    assert [item.role for item in items] == ["user", "assistant"] * 2 + ["user"]  # type: ignore[union-attr]
+    with pytest.raises(openai.NotFoundError):
+        client.responses.create(model=MODEL, input="Four?", previous_response_id=first.id)
+
+
+def test_a_stream(client: openai.OpenAI, answering: Answering, spoken: list[Token]) -> None:
+    events = list(client.responses.create(model=MODEL, input="France?", stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    names = [event.type.removeprefix("response.") for event in events]
+    deltas = len(spoken) + 1
+    assert names == [
+        *("created", "in_progress", "output_item.added", "content_part.added"),
+        *["output_text.delta"] * deltas,
+        *("output_text.done", "content_part.done", "output_item.done", "completed"),
+    ]
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert text == TEXT + HELD
+    last = events[-1]
+    assert last.type == "response.completed"
+    assert last.response == client.responses.retrieve(last.response.id)
+    assert last.response.output_text == text
+
+
+def test_the_stream_helper_of_the_client(client: openai.OpenAI, answering: Answering) -> None:
+    with client.responses.stream(model=MODEL, input="France?") as stream:
+        for _ in stream:
+            pass
+        assert stream.get_final_response().output_text == TEXT + HELD
+
+
+def test_an_answer_that_is_cut_off_is_incomplete(
+    client: openai.OpenAI, worker: ScriptedWorker, spoken: list[Token]
+) -> None:
+    with Answering(worker, spoken[:2], Finish("length")).running():
+        response = client.responses.create(model=MODEL, input="France?", max_output_tokens=2)
+        events = list(client.responses.create(model=MODEL, input="France?", stream=True))
+    assert response.status == "incomplete"
+    assert response.incomplete_details
+    assert response.incomplete_details.reason == "max_output_tokens"
+    assert events[-1].type == "response.incomplete"
+
+
+def test_logprobs(client: openai.OpenAI, answering: Answering, spoken: list[Token]) -> None:
+    response = client.responses.create(
+        model=MODEL, input="France?", include=["message.output_text.logprobs"], top_logprobs=1
+    )
+    part: Any = response.output[0].content[0]  # type: ignore[union-attr]
+    assert [each.logprob for each in part.logprobs] == [-0.5] * len(spoken)
+    assert len(part.logprobs[0].top_logprobs) == 1
+
+
+def test_in_background(
+    client: openai.OpenAI, worker: ScriptedWorker, rooms: Rooms, spoken: list[Token]
+) -> None:
+    response = client.responses.create(model=MODEL, input="France?", background=True)
+    assert (response.status, response.background, response.output) == ("queued", True, [])
+    claimed = worker.claim()
+    worker.emit(claimed, spoken[:1])
+    assert client.responses.retrieve(response.id).status == "in_progress"
+    with pytest.raises(openai.ConflictError):
+        client.responses.create(model=MODEL, input="And?", previous_response_id=response.id)
+    worker.emit(claimed, spoken[1:], Finish("stop"))
+    ended = client.responses.retrieve(response.id)
+    assert (ended.status, ended.output_text) == ("completed", TEXT)
+    assert client.responses.cancel(response.id).status == "completed", "too late, and no error"
+
+
+def test_cancel(client: openai.OpenAI, worker: ScriptedWorker, rooms: Rooms, spoken: list[Token]) -> None:
+    response = client.responses.create(model=MODEL, input="France?", background=True)
+    claimed = worker.claim()
+    worker.emit(claimed, spoken[:2])
+    cancelled = client.responses.cancel(response.id)
+    assert cancelled.status == "cancelled"
+    assert cancelled.output_text == "".join(token.text for token in spoken[:2])
+    assert client.responses.cancel(response.id) == cancelled
+    record = rooms.record(claimed.hold.request_id)
+    assert record
+    assert record.state is State.CANCELLED
+
+
+def test_delete_cancels(client: openai.OpenAI, worker: ScriptedWorker, rooms: Rooms) -> None:
+    response = client.responses.create(model=MODEL, input="France?", background=True)
+    request_id = worker.claim().hold.request_id
+    client.responses.delete(response.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(response.id)
+    record = rooms.record(request_id)
+    assert record
+    assert record.state is State.CANCELLED
+
+
+def test_what_failed_tells_why(client: openai.OpenAI, worker: ScriptedWorker, rooms: Rooms) -> None:
+    response = client.responses.create(model=MODEL, input="France?", background=True)
+    rooms.fail(worker.claim().hold, "engine_failed", "It broke.")
+    failed = client.responses.retrieve(response.id)
+    assert failed.status == "failed"
+    assert failed.error
+    assert (failed.error.code, failed.error.message) == ("server_error", "It broke.")
+    events = list(client.responses.retrieve(response.id, stream=True))
+    assert [event.type for event in events][-1] == "response.failed"
+
+
+@pytest.mark.parametrize("how", ["starting_after", "Last-Event-ID"])
+def test_a_background_stream_goes_on_anywhere(
+    valkey: RedisServer,
+    gateway: GatewayProcess,
+    worker: ScriptedWorker,
+    spoken: list[Token],
+    tmp_path_factory: pytest.TempPathFactory,
+    how: str,
+) -> None:
+    """The first client leaves in the middle, the request goes on, and another gateway tells the rest."""
+    body = {"model": MODEL, "input": "France?", "background": True, "stream": True}
+    stream = gateway.stream("POST", "/v1/responses", body)
+    claimed = worker.claim()
+    worker.emit(claimed, spoken[:2])
+    seen = stream.events(7)
+    assert [event.event_id for event in seen] == [event.data["sequence_number"] for event in seen]
+    assert [event.name for event in seen][:3] == [
+        "response.created",
+        "response.queued",
+        "response.in_progress",
+    ]
+    stream.close()
+    response_id = seen[0].data["response"]["id"]
+    with GatewayProcess(valkey.url, MODEL, tmp_path_factory.mktemp("other") / "log") as other:
+        path = f"/v1/responses/{response_id}?stream=true"
+        if how == "starting_after":
+            stream = other.stream("GET", f"{path}&starting_after={seen[-1].event_id}")
+        else:
+            stream = other.stream("GET", path, None, Last_Event_ID=str(seen[-1].event_id))
+        worker.emit(claimed, spoken[2:], Finish("stop"))
+        rest = stream.events()
+        again = other.stream("GET", path).events()
+    told = seen + rest
+    assert [event.event_id for event in told] == list(range(len(told)))
+    assert "".join(event.data["delta"] for event in told if event.name.endswith("delta")) == TEXT
+    assert told[-1].name == "response.completed"
+    assert [event.name for event in again] == [event.name for event in told]
+
+
+def test_a_client_that_leaves_cancels_what_is_not_in_background(
+    gateway: GatewayProcess, worker: ScriptedWorker, rooms: Rooms, spoken: list[Token]
+) -> None:
+    stream = gateway.stream("POST", "/v1/responses", {"input": "France?", "stream": True})
+    claimed = worker.claim()
+    worker.emit(claimed, spoken[:1])
+    stream.events(5)
+    stream.close()
+
+    def cancelled() -> bool:
+        record = rooms.record(claimed.hold.request_id)
+        return record is not None and record.state is State.CANCELLED
+
+    eventually(cancelled, "the request is cancelled")
+
+
+def test_what_is_not_stored_is_not_found(client: openai.OpenAI, answering: Answering) -> None:
+    response = client.responses.create(model=MODEL, input="France?", store=False)
+    assert response.output_text == TEXT + HELD
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(response.id)
+
+
+def test_the_same_key_is_the_same_response(client: openai.OpenAI, answering: Answering) -> None:
+    first, again = [
+        client.responses.create(model=MODEL, input="France?", extra_headers={"Idempotency-Key": "same"})
+        for _ in range(2)
+    ]
+    assert first.id == again.id
+    assert len(answering.claimed) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "input"),
+        ({"input": []}, "input"),
+        ({"input": 7}, "input"),
+        ({"input": "x", "background": True, "store": False}, None),
+        ({"input": "x", "temperature": 3}, "temperature"),
+        ({"input": "x", "max_output_tokens": 0}, "max_output_tokens"),
+        ({"input": "x", "max_output_tokens": 100_000}, "max_output_tokens"),
+        ({"input": "x", "truncation": "some"}, "truncation"),
+        ({"input": "x", "include": ["file_search_call.results"]}, "include"),
+        ({"input": "x", "tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ({"input": "x", "conversation": "conv_1"}, "conversation"),
+        ({"input": "x", "text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format"),
+        ({"input": "x", "metadata": {"a": 1}}, "metadata.a"),
+    ],
+)
+def test_what_is_refused_is_named(
+    gateway: GatewayProcess, worker: ScriptedWorker, body: dict[str, Any], param: str | None
+) -> None:
+    reply = gateway.call("POST", "/v1/responses", body)
+    assert reply.status == 400, reply.body
+    found = reply.body["error"]["param"]
+    assert found == param or (param and found.startswith(param)), reply.body
+
+
+def test_a_schema_becomes_a_grammar(gateway: GatewayProcess, answering: Answering) -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    form = {"type": "json_schema", "name": "place", "schema": schema}
+    reply = gateway.call("POST", "/v1/responses", {"input": "x", "text": {"format": form}})
+    assert reply.status == 200
+    assert reply.body["text"]["format"] == form
+    grammar = answering.claimed[-1].params.grammar
+    assert grammar
+    assert "city" in json.dumps(grammar)
