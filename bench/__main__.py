@@ -1,19 +1,25 @@
-"""`python -m bench [NAME...]`: run the named benchmarks, or all of them, one after the other."""
+"""`python -m bench [NAME...]`: run the named benchmarks, or all of them, one after the other.
+
+`python -m bench peers [...]` compares with other systems, if they are here; see bench/peers/README.md.
+"""
 
 import importlib
 import sys
 
 from bench import machine
+from bench.peers import __main__ as peers
 from bench.table import show
 
 NAMES = ("kernels", "overhead", "latency", "serving", "interference", "soak")
 
 
 def main() -> int:
+    if sys.argv[1:2] == ["peers"]:
+        return peers.main(sys.argv[2:])
     names = sys.argv[1:] or NAMES
     unknown = [name for name in names if name not in NAMES]
     if unknown:
-        print(f"unknown benchmark {', '.join(unknown)}: choose from {', '.join(NAMES)}, or none for all")
+        print(f"unknown benchmark {', '.join(unknown)}: choose from {', '.join(NAMES)}, peers; none for all")
         return 2
     print(machine.name())
     controls = machine.controls()

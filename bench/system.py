@@ -1,17 +1,16 @@
 """kvrelay itself, started by `kvrelay up` on free ports with a folder of its own."""
 
 import os
-import signal
 import socket
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from types import TracebackType
 
 import httpx
 import psutil
+
+from bench.kept import Kept
 
 START_S = 180.0
 
@@ -21,37 +20,36 @@ class System:
 
     def __init__(self, **env: str) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="kvrelay-bench-")
-        ports = {"PORT": str(_free_port()), "FLOWER_PORT": str(_free_port())}
+        ports = {"PORT": str(free_port()), "FLOWER_PORT": str(free_port())}
         self._env = {**os.environ, "VAR_DIR": self._folder.name, "LOG_LEVEL": "WARNING", **ports, **env}
         self.url = f"http://127.0.0.1:{ports['PORT']}"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._kept: Kept | None = None
 
     def __enter__(self) -> "System":
-        self._log = (Path(self._folder.name) / "up.log").open("wb")
         command = [sys.executable, "-m", "app.cli", "up"]
-        self._process = subprocess.Popen(command, env=self._env, stdout=self._log, stderr=subprocess.STDOUT)
-        deadline = time.monotonic() + START_S
-        while not self._ready():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"kvrelay up did not start:\n{self.log()}")
-            time.sleep(0.2)
+        self._kept = Kept(command, self._env, Path(self._folder.name) / "up.log")
+        try:
+            self._kept.wait_until(self._ready, START_S)
+        except BaseException:
+            self.__exit__(None)
+            raise
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        assert self._process is not None
-        self._process.send_signal(signal.SIGTERM)
-        self._process.wait(90)
-        self._log.close()
+        assert self._kept is not None
+        self._kept.stop()
         self._folder.cleanup()
 
     def log(self) -> str:
-        return (Path(self._folder.name) / "up.log").read_text(errors="replace")
+        assert self._kept is not None
+        return self._kept.log()
 
     def processes(self) -> dict[str, psutil.Process]:
         """The running processes by the name of their program, such as `prefill-1`."""
-        assert self._process is not None
-        found = {"up": psutil.Process(self._process.pid)}
-        for process in found["up"].children():
+        assert self._kept is not None
+        up = self._kept.processes()[0]
+        found = {"up": up}
+        for process in up.children():
             name = _program(process.cmdline())
             found[name] = process
             found |= {f"{name} child": child for child in process.children()}
@@ -73,6 +71,6 @@ def _program(command: list[str]) -> str:
     return command[0]
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
