@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+from pathlib import Path
 
 from app import programs
 from relay.routing import ROLES
@@ -37,6 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     worker.set_defaults(run=_worker)
     batches = commands.add_parser("batches", help="run a batch processor")
     batches.set_defaults(run=_batches)
+    _add_batch(commands.add_parser("batch", help="run a file of requests, and look after such runs"))
     key = commands.add_parser("key", help="make an API key, and print it with the lines for API_KEYS_FILE")
     key.add_argument("name", help="whose it is")
     key.add_argument("--admin", action="store_true", help="it may also make admin calls")
@@ -44,6 +46,19 @@ def _parser() -> argparse.ArgumentParser:
     flower = commands.add_parser("flower", help="run Flower, which shows the running legs")
     flower.set_defaults(run=_flower)
     return parser
+
+
+def _add_batch(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", help="the gateway; default: http://HOST:PORT")
+    parser.set_defaults(run=_batch)
+    actions = parser.add_subparsers(required=True, metavar="ACTION", dest="action")
+    run = actions.add_parser("run", help="upload, follow and fetch the answers; again after an interruption")
+    run.add_argument("file", type=Path, help="requests, one JSON object a line")
+    run.add_argument("-o", "--output", type=Path, help="answers; default: FILE with .output.jsonl")
+    run.add_argument("--window", default="24h", help="when it expires, as 90m or 24h; default: %(default)s")
+    actions.add_parser("list", help="your batches, newest first")
+    for action, about in (("status", "show one batch"), ("cancel", "stop it and keep what is finished")):
+        actions.add_parser(action, help=about).add_argument("batch_id")
 
 
 def _up(settings: Settings, _: argparse.Namespace) -> None:
@@ -66,6 +81,28 @@ def _batches(settings: Settings, _: argparse.Namespace) -> None:
     log.configure()
     BatchProcessor(settings).serve()
     os._exit(0)  # at once: the threads of open lines have nothing to lose
+
+
+def _batch(settings: Settings, arguments: argparse.Namespace) -> None:
+    from app.api_client import ApiAway, ApiClient, ApiRefused
+    from app.batch_command import BatchCommand
+
+    host = "127.0.0.1" if settings.host == "0.0.0.0" else settings.host
+    url = arguments.url or f"http://{host}:{settings.port}"
+    command = BatchCommand(ApiClient(url, settings.api_key))
+    try:
+        match arguments.action:
+            case "run":
+                sys.exit(command.run(arguments.file, arguments.output, arguments.window))
+            case "list":
+                sys.exit(command.list_all())
+            case "status":
+                sys.exit(command.status(arguments.batch_id))
+            case "cancel":
+                sys.exit(command.cancel(arguments.batch_id))
+    except (ApiRefused, ApiAway, OSError) as error:
+        print(f"kvrelay: {error}", file=sys.stderr)
+        sys.exit(1)
 
 
 def _key(_: Settings, arguments: argparse.Namespace) -> None:
