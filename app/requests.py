@@ -8,6 +8,7 @@ from typing import Any
 from flask import Blueprint, Response, jsonify, request
 from redis.exceptions import RedisError
 
+from app.access import caller
 from app.arguments import switch_argument, whole, whole_argument
 from app.client import ClientGone, client_gone
 from app.errors import ApiError, invalid, unknown_request
@@ -56,7 +57,8 @@ def list_all() -> Response:
     before = request.args.get("before")
     if before is not None:
         _find(s, before)
-    records = s.rooms.list_requests(limit, before)
+    who = caller()
+    records = s.rooms.list_requests(limit, before, None if who.admin else who.name)
     after = records[-1].request_id if len(records) == limit else None
     return jsonify({"object": "list", "data": [record_view(r, s.model) for r in records], "before": after})
 
@@ -75,13 +77,14 @@ def show(request_id: str) -> Response:
     tokens, end = s.tokens.read_all(request_id, after or 0)
     if end and not record.state.terminal:
         record = _find(s, request_id)  # it ended between the two reads
-    return jsonify(record_view(record, s.model) | _words(record, tokens, end, after or 0, with_ids))
+    return jsonify(record_view(record, s.model) | _words(s, record, tokens, end, after or 0, with_ids))
 
 
 @resource.delete("/v1/requests/<request_id>")
 def cancel(request_id: str) -> Response:
     s = service()
-    record = s.rooms.cancel(_valid_id(request_id))
+    _find(s, request_id)
+    record = s.rooms.cancel(request_id)
     if record is None:
         raise unknown_request(request_id)
     return jsonify(record_view(record, s.model))
@@ -138,7 +141,7 @@ def _wait(s: Service, record: Record, after: int | None, wait_s: float) -> None:
 
 
 def _words(
-    record: Record, tokens: list[Token], end: End | None, start: int, with_ids: bool
+    s: Service, record: Record, tokens: list[Token], end: End | None, start: int, with_ids: bool
 ) -> dict[str, Any]:
     """`text` begins with the token at `start`; `position` is where the next poll goes on."""
     words: dict[str, Any] = {
@@ -147,6 +150,8 @@ def _words(
     }
     if with_ids:
         words["token_ids"] = [token.token_id for token in tokens]
+    if record.params.prompt_logprobs is not None and (scores := s.rooms.scores(record.request_id)):
+        words["prompt_logprobs"] = [None, *map(finite, scores.pairs())]
     if record.params.logprobs is not None:
         words["logprobs"] = [finite(token.logprobs or []) for token in tokens]
     return words
@@ -161,7 +166,7 @@ def _record_if_readable(s: Service, request_id: str) -> Record | None:
 
 def _find(s: Service, request_id: str) -> Record:
     record = s.rooms.record(_valid_id(request_id))
-    if record is None:
+    if record is None or not caller().may_see(record.owner):
         raise unknown_request(request_id)
     return record
 

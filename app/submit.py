@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from flask import current_app, g, request
 
+from app.access import caller
 from app.admission import missing, most_output_tokens
 from app.body import Body, read_body
 from app.errors import RETRY_AFTER_S, ApiError, invalid, unavailable
@@ -53,7 +54,9 @@ def submit(
     """Record the request, then ring. Raises ApiError when it cannot be accepted; nothing is recorded then."""
     if body.model not in (None, service.model):
         raise no_such_model(body.model or "")
-    key = idempotency_key()
+    who = caller()
+    sent_key = idempotency_key()
+    key = f"{who.name}/{sent_key}" if sent_key else None
     body_hash = f"{kind}:{digest}"
     if key and (accepted := _accepted_before(service, key, body_hash, len(prompt_ids))):
         service.meters.submitted.labels(kind, "replayed").inc()
@@ -71,6 +74,9 @@ def submit(
         kind=kind,
         max_open_requests=service.settings.max_open_requests,
         max_open_bytes=service.settings.max_open_bytes,
+        owner=who.name,
+        requests_per_minute=who.requests_per_minute,
+        tokens_per_minute=who.tokens_per_minute,
     )
     submitted = service.rooms.submit(submission)
     if submitted.outcome is SubmitOutcome.CONFLICT:
@@ -82,6 +88,8 @@ def submit(
             code="too_many_requests",
             retry_after_s=RETRY_AFTER_S,
         )
+    if submitted.outcome is SubmitOutcome.LIMITED:
+        raise _limited(submitted.early_ms)
     for bell in submitted.rings:
         _ring(service, bell)
     replayed = submitted.outcome is SubmitOutcome.DUPLICATE
@@ -119,6 +127,15 @@ def _accepted_before(service: Service, key: str, body_hash: str, prompt_tokens: 
     return Accepted(request_id, prompt_tokens, replayed=True, goes_on=current_line() is None)
 
 
+def _limited(early_ms: int) -> ApiError:
+    message = (
+        f"This API key has had its requests or tokens of a minute. Try again in {early_ms / 1000:.1f} s."
+    )
+    return ApiError(
+        429, message, code="rate_limit_exceeded", retry_after_s=max(RETRY_AFTER_S, -(-early_ms // 1000))
+    )
+
+
 def _key_conflict() -> ApiError:
     message = "This Idempotency-Key came before with another body: use a new key."
     return ApiError(409, message, code="idempotency_conflict")
@@ -147,7 +164,7 @@ def _max_tokens(service: Service, wanted: int | None, prompt_ids: tuple[int, ...
             "max_tokens" if fits > 0 else "prompt",
             code="exceeds_kv_capacity",
         )
-    return wanted or min(left, fits)
+    return min(left, fits) if wanted is None else wanted
 
 
 def _living_workers(service: Service) -> list[WorkerCard]:

@@ -4,25 +4,30 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
+from relay.prompt_logprobs import PromptLogprobs
 from relay.request import Claimed, Finish, Hold, Ring, State, Token
 
 
 class SubmitOutcome(StrEnum):
     """DUPLICATE: this idempotency key and body came before. CONFLICT: the key came with another body.
-    FULL: too many requests are open, or the memory of the server is full."""
+    FULL: too many requests are open, or the memory of the server is full. LIMITED: the API key has had what
+    it may have in a minute."""
 
     NEW = "new"
     DUPLICATE = "duplicate"
     CONFLICT = "conflict"
     FULL = "full"
+    LIMITED = "limited"
 
 
 class Submitted(NamedTuple):
-    """`request_id` is that of the first request; the earlier one for DUPLICATE and CONFLICT."""
+    """`request_id` is that of the first request; the earlier one for DUPLICATE and CONFLICT. `early_ms`: how
+    long until a LIMITED one may come again."""
 
     outcome: SubmitOutcome
     request_id: str
     rings: list[Ring]
+    early_ms: int = 0
 
 
 class RoomState(StrEnum):
@@ -59,11 +64,18 @@ class Moved(NamedTuple):
 
 
 class Prefilled(NamedTuple):
-    """How the prefill of this attempt went, as seen from the call that reports it."""
+    """How the prefill of this attempt went, as seen from the call that reports it; `scores` of the prompt
+    where they were asked for."""
 
     cached_tokens: int
     start_ms_ago: float
     end_ms_ago: float
+    scores: PromptLogprobs | None = None
+
+    @property
+    def told(self) -> tuple[int, float, float]:
+        """What goes into the record; scores have their own place."""
+        return self.cached_tokens, self.start_ms_ago, self.end_ms_ago
 
 
 class Transfer(NamedTuple):

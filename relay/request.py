@@ -69,6 +69,8 @@ class Submission:
     """A validated request on its way into the record. `timeout_ms` runs from acceptance.
 
     `priority` orders the queues, the lowest number first: -MAX_PRIORITY to MAX_PRIORITY, or BATCH_PRIORITY.
+    `owner` names the API key it came with. The limits of that key (0: none) count prompts when they are
+    submitted and answers when they end.
     `leader`: the request whose KV of the same prompt this one shares, if it comes about in time.
     """
 
@@ -82,6 +84,9 @@ class Submission:
     max_open_requests: int = 10_000
     max_open_bytes: int = 1 << 30
     priority: int = 0
+    owner: str = ""
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
     leader: str | None = None
 
 
@@ -139,6 +144,7 @@ class Record:
     request_id: str
     state: State
     kind: str
+    owner: str
     params: SamplingParams
     prompt_tokens: int
     completion_tokens: int

@@ -7,6 +7,7 @@
 --
 -- <root>:req:<id>          hash    the record; p_* is the claim on the prefill leg, d_* on the decode leg
 -- <root>:prompt:<id>       string  prompt token ids, packed int32, until the end
+-- <root>:scores:<id>       string  log probabilities of the prompt, where they were asked for
 -- <root>:tok:<id>:0        stream  output position p is entry `p+1-1`, the end after n tokens is `n+1-2`
 -- <root>:queue:<leg>       zset    legs that wait, by rank
 -- <root>:forks:<id>        list    forks of a request: samples of its prompt that wait for its KV
@@ -18,8 +19,10 @@
 -- <root>:worker:<boot>     hash    its card; <root>:workers is the index, by last renewal
 -- <root>:idem:<key>        hash    request id and body hash of an idempotency key
 -- <root>:requests          zset    all known requests, by submission
+-- <root>:owned:<owner>     zset    those of one API key
+-- <root>:usage:<owner>:<minute>    requests and tokens that the limits of an API key count
 -- <root>:deadline          zset    the open ones, by deadline
--- <root>:ended             zset    the others, by when their record expires
+-- <root>:ended             zset    `<id>/<owner>` of the others, by when their record expires
 -- <root>:totals            hash    bytes of the open requests
 -- <root>:reaper            hash    when it last ran, and until when it expires no lease
 
@@ -31,6 +34,7 @@ local MAIL_TTL_MS = 60000
 local WORKER_TTL_MS = 10000
 local ENDED_ROOM_TTL_MS = 600000
 local IDEMPOTENCY_TTL_MS = 86400000
+local MINUTE_MS = 60000
 local MOST_ERRORS = 3           -- what is wrong in itself is not tried for ever
 local REAP_BATCH = 256          -- how much one reap call does at most, so that it never stalls the server
 
@@ -89,6 +93,7 @@ local LOOKED_AT = {
   'state', 'attempt', 'solo', 'fence', 'room', 'prompt_tokens', 'tokens', 'limit_tokens', 'retractions', 'requeues',
   'requeue_why', 'errors', 'submitted', 'first_token', 'bytes', 'result_ttl_ms', 'retracted_by', 'priority', 'leader',
   'p_boot', 'p_fence', 'p_nonce', 'p_queued', 'd_boot', 'd_fence', 'd_nonce', 'd_queued',
+  'owner', 'metered',
 }
 local OF_ONE_ATTEMPT = {
   'room', 'claimed', 'published', 'prefill_start', 'prefill_end', 'ready', 'decode_claimed',
@@ -242,6 +247,33 @@ local function free_forks(c, leader)
   end
 end
 
+--- Limits of API keys --------------------------------------------------------------------------------------------
+
+local function usage(c, owner, minutes_ago)
+  return key(c, 'usage', owner, math.floor(c.now / MINUTE_MS) - minutes_ago)
+end
+
+local function use(c, owner, requests, tokens)
+  local now = usage(c, owner, 0)
+  redis.call('HINCRBY', now, 'requests', requests)
+  redis.call('HINCRBY', now, 'tokens', tokens)
+  redis.call('PEXPIRE', now, 2 * MINUTE_MS)
+end
+
+-- How long until `wanted` more keep within `limit` a minute, 0 for now. A sliding window, as far as two counters tell:
+-- the minute before counts by the share of it that is less than a minute ago.
+local function too_early_ms(c, owner, what, limit, wanted)
+  if limit == 0 then return 0 end
+  local before = tonumber(redis.call('HGET', usage(c, owner, 1), what) or 0)
+  local current = tonumber(redis.call('HGET', usage(c, owner, 0), what) or 0)
+  local elapsed = c.now % MINUTE_MS
+  local excess = current + before * (1 - elapsed / MINUTE_MS) + wanted - limit
+  if excess <= 0 then return 0 end
+  if wanted > limit then return MINUTE_MS end
+  if current + wanted <= limit then return excess / before * MINUTE_MS end
+  return MINUTE_MS - elapsed + (current + wanted - limit) / current * MINUTE_MS
+end
+
 --- Transitions that several events share -------------------------------------------------------------------------
 
 -- Back to the start of its way, whatever was reached: the next attempt works from prompt and stream.
@@ -301,9 +333,11 @@ local function end_request(c, r, state, outcome, held_text, caller)
 
   redis.call('DEL', key(c, 'prompt', r.id))
   redis.call('PEXPIRE', stream, r.result_ttl_ms)
+  redis.call('PEXPIRE', key(c, 'scores', r.id), r.result_ttl_ms)
   redis.call('PEXPIRE', key(c, 'req', r.id), r.result_ttl_ms)
   redis.call('ZREM', key(c, 'deadline'), r.id)
-  redis.call('ZADD', key(c, 'ended'), later(c, r.result_ttl_ms), r.id)
+  redis.call('ZADD', key(c, 'ended'), later(c, r.result_ttl_ms), r.id .. '/' .. (r.owner or ''))
+  if r.metered then use(c, r.owner, 0, r.tokens) end
   redis.call('HINCRBY', key(c, 'totals'), 'open_bytes', -r.bytes)
 end
 
@@ -315,10 +349,10 @@ end
 
 -- The requests that one client's call makes; a fork takes the prompt of its leader, which comes before it.
 local function group_of(args, first)
-  local group, prompts, bytes = {}, {}, 0
+  local group, prompts, bytes, tokens = {}, {}, 0, 0
   for i = first, #args, 6 do
     local id, prompt, params, prompt_tokens, limit_tokens, leader = unpack(args, i, i + 5)
-    if leader ~= '' then prompt = prompts[leader] end
+    if leader ~= '' then prompt = prompts[leader] else tokens = tokens + prompt_tokens end
     prompts[id] = prompt
     bytes = bytes + #prompt + #params
     table.insert(group, { id = id, prompt = prompt, fields = {
@@ -326,7 +360,7 @@ local function group_of(args, first)
       leader = leader ~= '' and leader or nil,
     } })
   end
-  return group, bytes
+  return group, bytes, tokens
 end
 
 -- The rings of an earlier call may have been lost with its caller. Ids of a group begin with the id of its first.
@@ -337,36 +371,44 @@ local function ring_earlier(c, group, first)
   end
 end
 
--- timeout_ms, kind, idempotency key, body hash, max_open_requests, max_open_bytes, result_ttl_ms, priority, then of each
--- request: id, prompt, params, prompt_tokens, limit_tokens, leader or '' -> outcome, id of the first, rings
+-- timeout_ms, kind, idempotency key, body hash, max_open_requests, max_open_bytes, result_ttl_ms, priority, owner,
+-- requests and tokens per minute, then of each request: id, prompt, params, prompt_tokens, limit_tokens, leader or ''
+-- -> outcome, id of the first, rings, ms after which it may come again
 local function submit(keys, args)
   local c = enter(keys)
-  local group, bytes = group_of(args, 9)
+  local group, bytes, tokens = group_of(args, 12)
   local first = group[1].id
   local idempotency = args[3] ~= '' and key(c, 'idem', args[3])
+  local owner, most_requests, most_tokens = args[9], tonumber(args[10]), tonumber(args[11])
 
   local known = idempotency and redis.call('HMGET', idempotency, 'id', 'body') or { false, false }
-  if known[1] and known[2] ~= args[4] then return { 'conflict', known[1], {} } end
+  if known[1] and known[2] ~= args[4] then return { 'conflict', known[1], {}, 0 } end
   if known[1] or read(c, first) then
     ring_earlier(c, group, known[1] or first)
-    return { (known[1] or first) == first and 'new' or 'duplicate', known[1] or first, c.rings }
+    return { (known[1] or first) == first and 'new' or 'duplicate', known[1] or first, c.rings, 0 }
   end
 
   local open = redis.call('ZCARD', key(c, 'deadline'))
   local open_bytes = redis.call('HGET', key(c, 'totals'), 'open_bytes') or 0
   local full = open + #group > tonumber(args[5]) or open_bytes + bytes > tonumber(args[6])
-  if full then return { 'full', first, {} } end
+  if full then return { 'full', first, {}, 0 } end
+  local early_ms = math.max(
+    too_early_ms(c, owner, 'requests', most_requests, 1), too_early_ms(c, owner, 'tokens', most_tokens, tokens))
+  if early_ms > 0 then return { 'limited', first, {}, math.ceil(early_ms) } end
+  if most_requests + most_tokens > 0 then use(c, owner, 1, tokens) end
 
   for _, member in ipairs(group) do
     local r = { id = member.id }
     write(c, r, member.fields)
     write(c, r, {
       state = 'queued', kind = args[2], priority = args[8], tokens = 0, cached_tokens = 0,
+      owner = owner, metered = most_tokens > 0 and 1 or nil,
       attempt = 1, fence = 0, retractions = 0, requeues = 0, result_ttl_ms = args[7],
       submitted = c.stamp, deadline = later(c, args[1]),
     })
     redis.call('SET', key(c, 'prompt', r.id), member.prompt)
     redis.call('ZADD', key(c, 'requests'), c.stamp, r.id)
+    redis.call('ZADD', key(c, 'owned', owner), c.stamp, r.id)
     redis.call('ZADD', key(c, 'deadline'), r.deadline, r.id)
     if r.leader then
       redis.call('RPUSH', key(c, 'forks', r.leader), r.id)
@@ -379,7 +421,7 @@ local function submit(keys, args)
     redis.call('HSET', idempotency, 'id', first, 'body', args[4])
     redis.call('PEXPIRE', idempotency, IDEMPOTENCY_TTL_MS)
   end
-  return { 'new', first, c.rings }
+  return { 'new', first, c.rings, 0 }
 end
 
 -- id, id... -> the record of the first, empty if there is none
@@ -411,10 +453,10 @@ local function waiting(keys, args)
   return { redis.call('ZCARD', queue), retracted and 1 or 0 }
 end
 
--- limit, id before which to start or '' -> id, record, id, record..., empty records among them if they have expired
+-- limit, id before which to start or '', owner or '*' -> id, record, id, record..., empty records among them if they have expired
 local function list_requests(keys, args)
   local c = enter(keys)
-  local index = key(c, 'requests')
+  local index = args[3] == '*' and key(c, 'requests') or key(c, 'owned', args[3])
   local first = 0
   if args[2] ~= '' then
     local rank = redis.call('ZREVRANK', index, args[2])
@@ -574,6 +616,14 @@ local function kv_ready(keys, args)
                 transfer_descriptors = args[11] })
   mail(c, r.d_boot, 'event', 'ready', 'id', r.id, 'room', r.room)
   return done(c)
+end
+
+-- hold, log probabilities of the prompt -> nothing. The first ones stay: somebody may have read them.
+local function note_scores(keys, args)
+  local c = enter(keys)
+  local r = owned(c, args)
+  if r then redis.call('SET', key(c, 'scores', r.id), args[5], 'NX') end
+  return {}
 end
 
 local function append(c, r, e)
@@ -822,9 +872,11 @@ local function reap(keys, args)
   local slots = live_slots(c)
   ring_again(c, 'prefill', slots.prefill, tonumber(args[3]))
   ring_again(c, 'decode', slots.decode, tonumber(args[3]))
-  for _, id in ipairs(due(c, 'ended')) do
-    redis.call('ZREM', key(c, 'ended'), id)
+  for _, member in ipairs(due(c, 'ended')) do
+    local id, owner = member:match('^(.*)/(.*)$')
+    redis.call('ZREM', key(c, 'ended'), member)
     redis.call('ZREM', key(c, 'requests'), id)
+    redis.call('ZREM', key(c, 'owned', owner), id)
   end
   redis.call('ZREMRANGEBYSCORE', key(c, 'workers'), '-inf', ago(c, WORKER_TTL_MS))
   return { c.rings, expired, failed }
@@ -839,6 +891,7 @@ local FUNCTIONS = {
   { 'cancel', cancel, MOVES },
   { 'publish', publish, MOVES },
   { 'kv_ready', kv_ready, MOVES },
+  { 'note_scores', note_scores, MOVES },
   { 'emit', emit, MOVES },
   { 'release', release, MOVES },
   { 'fail', fail, MOVES },

@@ -33,6 +33,7 @@ from relay.answers import (
 from relay.functions import Functions
 from relay.geometry import Geometry
 from relay.packed import pack_ints, unpack_ints
+from relay.prompt_logprobs import PromptLogprobs
 from relay.redis_client import command_client
 from relay.request import Claimed, Hold, Leg, Record, Ring, State, Submission, Timings, Why
 from relay.sampling import SamplingParams
@@ -60,7 +61,7 @@ class Rooms:
         or nothing. What concerns the call is read from the first. A fork comes after its leader; the other
         ids are `member_id` of the first."""
         try:
-            outcome, request_id, rings = self._functions.call(
+            outcome, request_id, rings, early_ms = self._functions.call(
                 "submit",
                 first.timeout_ms,
                 first.kind,
@@ -70,11 +71,14 @@ class Rooms:
                 first.max_open_bytes,
                 self._result_ttl_ms,
                 first.priority,
+                first.owner,
+                first.requests_per_minute,
+                first.tokens_per_minute,
                 *(part for s in (first, *others) for part in _member(s)),
             )
         except OutOfMemoryError:
             return Submitted(SubmitOutcome.FULL, first.request_id, [])
-        return Submitted(SubmitOutcome(outcome.decode()), request_id.decode(), _rings(rings))
+        return Submitted(SubmitOutcome(outcome.decode()), request_id.decode(), _rings(rings), early_ms)
 
     def earlier(self, idempotency_key: str) -> tuple[str, str] | None:
         """Id and body hash of the request that this key stands for, if it came before."""
@@ -89,9 +93,15 @@ class Rooms:
     def record(self, request_id: str) -> Record | None:
         return _record(request_id, self._functions.call("record", request_id))
 
-    def list_requests(self, limit: int, before: str | None = None) -> list[Record]:
-        """Newest first: open ones, and ended ones until they expire. `before`: the last id of a page."""
-        found = self._functions.call("list_requests", limit, before or "")
+    def scores(self, request_id: str) -> PromptLogprobs | None:
+        """Of its prompt, if they were asked for and are known."""
+        packed: Any = self.redis.get(f"{self.root}:scores:{request_id}")
+        return PromptLogprobs.unpack(packed) if packed else None
+
+    def list_requests(self, limit: int, before: str | None = None, owner: str | None = None) -> list[Record]:
+        """Newest first: open ones, and ended ones until they expire. `before`: the last id of a page.
+        `owner` None: of everybody."""
+        found = self._functions.call("list_requests", limit, before or "", "*" if owner is None else owner)
         records = (_record(request_id.decode(), fields) for request_id, fields in _pairs(found))
         return [record for record in records if record]
 
@@ -156,17 +166,25 @@ class Rooms:
     def kv_ready(self, hold: Hold, room: int, prefilled: Prefilled, transfer: Transfer) -> Moved:
         """The prefill worker says that pages and row are DONE; its leg ends here."""
         assert hold.leg is Leg.PREFILL
-        return _moved(self._functions.call("kv_ready", *_hold(hold), room, *prefilled, *transfer))
+        self._note_scores(hold, prefilled)
+        return _moved(self._functions.call("kv_ready", *_hold(hold), room, *prefilled.told, *transfer))
 
     def emit(self, batch: Sequence[Emission]) -> list[Emitted]:
         """Append the tokens of one engine step, all requests in one call. Tokens already there stay."""
         if not batch:
             return []
+        for emission in batch:
+            self._note_scores(emission.hold, emission.prefilled)
         replies = self._functions.call("emit", *map(_emission, batch))
         return [
             Emitted(EmitOutcome(outcome.decode()), expected, tuple(_rings(rings)))
             for outcome, expected, rings in replies
         ]
+
+    def _note_scores(self, hold: Hold, prefilled: Prefilled | None) -> None:
+        """Before the first token, so that whoever has seen one can read them."""
+        if prefilled is not None and prefilled.scores is not None:
+            self._functions.call("note_scores", *_hold(hold), prefilled.scores.pack())
 
     def release(self, hold: Hold, why: Why) -> Moved:
         """Give a leg back unfinished; it counts as no attempt."""
@@ -262,7 +280,7 @@ def _emission(emission: Emission) -> str:
         "tokens": tokens,
     }
     if emission.prefilled:
-        message["prefilled"] = emission.prefilled
+        message["prefilled"] = emission.prefilled.told
     if emission.finish:
         finish = emission.finish
         message["finish"] = {"reason": finish.reason, "text": finish.text}
@@ -328,6 +346,7 @@ def _record(request_id: str, flat: Sequence[bytes]) -> Record | None:
         request_id=request_id,
         state=State(fields["state"].decode()),
         kind=fields["kind"].decode(),
+        owner=fields.get("owner", b"").decode(),
         params=SamplingParams.from_json(fields["params"]),
         prompt_tokens=int(fields["prompt_tokens"]),
         completion_tokens=int(fields["tokens"]),

@@ -188,6 +188,7 @@ def check_integrity(rooms: Rooms) -> None:
         {i.decode() for i in redis.zrange(f"{root}:{name}", 0, -1)}
         for name in ("queue:prefill", "queue:decode", "deadline", "ended")
     )
+    ended = {member.split("/")[0] for member in ended}
     leases = {m.decode() for m in redis.zrange(f"{root}:lease", 0, -1)}
     owned: dict[str, tuple[str, str]] = {}
     for index in redis.scan_iter(f"{root}:legs:*"):
@@ -211,10 +212,17 @@ def check_integrity(rooms: Rooms) -> None:
 
     ids = {i.decode() for i in redis.zrange(f"{root}:requests", 0, -1)}
     assert prefill | decode | deadline | ended <= ids
+    by_owner = {
+        request_id.decode(): index.decode().split(":owned:")[1]
+        for index in redis.scan_iter(f"{root}:owned:*")
+        for request_id in redis.zrange(index, 0, -1)
+    }
+    assert by_owner.keys() == ids
     open_bytes = 0
     for request_id in ids:
         record = {k.decode(): v.decode() for k, v in redis.hgetall(f"{root}:req:{request_id}").items()}
         state = State(record["state"])
+        assert by_owner[request_id] == record["owner"]
         legs = {leg for leg in ("prefill", "decode") if f"{request_id}/{leg}" in leases}
         for leg in legs:
             assert owned[f"{request_id}/{leg}"] == (record[f"{leg[0]}_boot"], record[f"{leg[0]}_nonce"])

@@ -18,14 +18,15 @@ from tests.gateway_rig import ScriptedWorker
 from tests.servers import RedisServer
 
 MODEL = f"keys-{secrets.token_hex(4)}"
-KEYS = {name: f"{name}-{secrets.token_hex(8)}" for name in ("alice", "bob", "ops")}
+KEYS = {name: f"{name}-{secrets.token_hex(8)}" for name in ("alice", "bob", "few", "ops")}
 PAGE = "https://page.example"
 
 
 @pytest.fixture(scope="module")
 def app(valkey: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flask]:
     path: Path = tmp_path_factory.mktemp("keys") / "keys.toml"
-    path.write_text("\n".join(stanza(name, key, admin=name == "ops") for name, key in KEYS.items()))
+    entries = [stanza(name, key, admin=name == "ops") for name, key in KEYS.items() if name != "few"]
+    path.write_text("\n".join([*entries, stanza("few", KEYS["few"]) + "requests_per_minute = 2\n"]))
     settings = Settings(
         redis_url=valkey.url,
         served_name=MODEL,
@@ -70,3 +71,54 @@ def test_pages_of_named_origins_may_call_and_no_others(app: Flask) -> None:
     assert allowed.headers["Access-Control-Allow-Origin"] == PAGE
     other = call(app, "OPTIONS", "/v1/requests", headers={"Origin": "https://evil.example"} | asked)
     assert "Access-Control-Allow-Origin" not in other.headers
+
+
+def submitted(app: Flask, name: str, **headers: str) -> str:
+    named = {key.replace("_", "-"): value for key, value in headers.items()}
+    response = call(app, "POST", "/v1/requests", name, json={"prompt": "a", "max_tokens": 1}, headers=named)
+    assert response.status_code == 202
+    assert response.json
+    return str(response.json["id"])
+
+
+def test_a_request_is_its_owners_alone(app: Flask) -> None:
+    path = f"/v1/requests/{submitted(app, 'alice')}"
+    for method, where in (("GET", path), ("GET", f"{path}/stream"), ("DELETE", path)):
+        hidden = call(app, method, where, "bob")
+        never = call(app, method, where.replace(path, "/v1/requests/req-never"), "bob")
+        assert hidden.status_code == never.status_code == 404
+        assert hidden.json
+        assert hidden.json["error"]["code"] == "request_not_found"
+    assert call(app, "GET", path, "alice").status_code == 200
+    assert call(app, "GET", path, "ops").status_code == 200
+    assert call(app, "DELETE", path, "alice").json["status"] == "cancelled"  # type: ignore[index]
+
+
+def test_lists_show_what_is_ones_own(app: Flask) -> None:
+    ids = {name: submitted(app, name) for name in ("alice", "bob")}
+
+    def listed(name: str) -> set[str]:
+        found = call(app, "GET", "/v1/requests?limit=1000", name).json
+        assert found
+        return {each["id"] for each in found["data"]}
+
+    assert ids["alice"] in listed("alice")
+    assert ids["bob"] not in listed("alice")
+    assert set(ids.values()) <= listed("ops")
+    assert call(app, "GET", f"/v1/requests?before={ids['bob']}", "alice").status_code == 404
+
+
+def test_idempotency_keys_are_ones_own(app: Flask) -> None:
+    first = submitted(app, "alice", Idempotency_Key="job-1")
+    assert submitted(app, "alice", Idempotency_Key="job-1") == first
+    assert submitted(app, "bob", Idempotency_Key="job-1") != first
+
+
+def test_a_limited_key_is_told_when_to_come_again(app: Flask) -> None:
+    for _ in range(2):
+        submitted(app, "few")
+    response = call(app, "POST", "/v1/completions", "few", json={"prompt": "a", "max_tokens": 1})
+    assert response.status_code == 429
+    assert response.json
+    assert response.json["error"]["code"] == "rate_limit_exceeded"
+    assert 1 <= int(response.headers["Retry-After"]) <= 120

@@ -251,7 +251,7 @@ def test_a_group_is_accepted_whole_or_not_at_all(rooms: Rooms) -> None:
     limits: list[dict[str, int]] = [{"max_open_requests": 3}, {"max_open_bytes": 3 * one}]
     for limit in limits:
         refused = rooms.submit(*group("req_a", forks=2, tokens=10, **limit))
-        assert refused == (SubmitOutcome.FULL, "req_a", [])
+        assert refused[:3] == (SubmitOutcome.FULL, "req_a", [])
         assert [r.request_id for r in rooms.list_requests(9)] == ["req_first"]
         check_integrity(rooms)
     assert rooms.submit(*group("req_a", forks=2, max_open_requests=4)).outcome is SubmitOutcome.NEW
