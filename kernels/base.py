@@ -126,3 +126,17 @@ class Kernels(Protocol):
     def silu_and_mul(self, x: Tensor) -> Tensor:
         """`silu(x[:, :n]) * x[:, n:]` for x `[T, 2 n]`: `[T, n]`."""
         ...
+
+    def top_k(self, scores: Tensor, k: Tensor) -> Tensor:
+        """float32 `[n, vocab]`: `scores` with -inf in place of all below the k-th highest of their row, for k
+        int32 `[n]` from 1 to vocab. Equal ones all stay or none. The same on every call: see `top_p`."""
+        ...
+
+    def top_p(self, weights: Tensor, p: Tensor) -> Tensor:
+        """float32 `[n, vocab]`: positive where `weights` (none negative) belong to the heaviest that together
+        reach the share p float64 `[n]`, 0 < p <= 1, of their row's sum; else 0. Equal ones all stay or none.
+
+        Equal weights are cut in the same place on every call, on any worker with these kernels: a retried
+        request must draw the tokens that it drew before. So no sum may depend on the order of its terms.
+        """
+        ...

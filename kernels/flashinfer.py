@@ -1,6 +1,8 @@
 """FlashInfer's kernels for NVIDIA GPUs, decode steps under CUDA graphs.
 
 bfloat16 and float16 run on FlashInfer, attention for heads of 64, 128 and 256; the rest as in the reference.
+Of FlashInfer's sampling only the filters are used: its draws consume a generator's state, and a token must
+follow from the request's seed and position alone.
 """
 
 import flashinfer
@@ -105,6 +107,17 @@ class FlashInferKernels(ReferenceKernels):
             return super().silu_and_mul(x)
         gated: Tensor = flashinfer.silu_and_mul(x)
         return gated
+
+    def top_k(self, scores: Tensor, k: Tensor) -> Tensor:
+        # It selects by a radix, comparing values and adding nothing.
+        kept: Tensor = flashinfer.top_k_mask_logits(scores, k)
+        return kept
+
+    def top_p(self, weights: Tensor, p: Tensor) -> Tensor:
+        # It counts with the row's own sum, so the weights need not add up to one; its floating point sums
+        # depend on the order in which blocks come, those of integers do not.
+        kept: Tensor = flashinfer.top_p_renorm_probs(weights, p.float(), is_deterministic=True)
+        return kept
 
     def _wrappers(self, device: torch.device) -> Wrappers:
         if device not in self._of_device:

@@ -72,6 +72,7 @@ class Attention:
         """With `fixed` tables (decode only) it keeps reading those, as a CUDA graph must."""
         self._variant = variant
         self._decode = decode
+        self._planned = torch.cuda.Event() if workspace.is_cuda else None
         if not decode:
             assert fixed is None
             self._wrapper: Any = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
@@ -92,6 +93,15 @@ class Attention:
 
     def plan(self, host: PageTables, there: PageTables) -> None:
         """`host` and `there` are the same tables on both sides: lengths are read here, pages there."""
+        if self._planned is not None:
+            # FlashInfer copies each plan from the same host memory: the device must have taken the last one,
+            # which it does at the start of that step.
+            self._planned.synchronize()
+        self._plan(host, there)
+        if self._planned is not None:
+            self._planned.record()
+
+    def _plan(self, host: PageTables, there: PageTables) -> None:
         variant = self._variant
         shape = (variant.heads, variant.kv_heads, variant.head_dim, variant.page_size)
         tables = (host.page_starts, there.pages, host.last_page_tokens)
@@ -134,7 +144,7 @@ class Plan:
 
     @cached_property
     def host(self) -> PageTables:
-        return PageTables.of(self.batch)
+        return PageTables.of(self.batch, pinned=self._device.type == "cuda")
 
     @cached_property
     def tables(self) -> PageTables:
@@ -165,7 +175,7 @@ class GraphPlan:
         self._attentions: dict[Variant, Attention] = {}
 
     def load(self, batch: AttentionBatch) -> None:
-        self._host = PageTables.of(batch)
+        self._host = PageTables.of(batch, pinned=self.tables.pages.is_cuda)
         self._there = self._host.to(self.tables.pages.device)
         for table, new in zip(self.tables, self._there, strict=True):
             table[: len(new)].copy_(new)

@@ -20,8 +20,8 @@ class PageTables(NamedTuple):
     token_positions: Tensor  # [T]: in the context of its request
 
     @classmethod
-    def of(cls, batch: AttentionBatch) -> "PageTables":
-        """On the host."""
+    def of(cls, batch: AttentionBatch, pinned: bool = False) -> "PageTables":
+        """On the host, in one piece; `pinned`, so that nobody waits for copies of it to a GPU."""
         queries = np.asarray(batch.query_lens_tokens, np.int32)
         contexts = np.asarray(batch.context_lens_tokens, np.int32)
         counts = -(-contexts // batch.page_size)
@@ -37,14 +37,18 @@ class PageTables(NamedTuple):
             np.repeat(np.arange(len(queries), dtype=np.int32), queries),
             np.arange(query_starts[-1], dtype=np.int32) + np.repeat(shifts, queries),
         )
-        return cls(*map(torch.from_numpy, arrays))
+        packed = torch.from_numpy(np.concatenate(arrays))
+        return cls._split(packed.pin_memory() if pinned else packed, [len(array) for array in arrays])
 
     def to(self, device: torch.device) -> "PageTables":
-        """The same there, in one copy that nobody waits for."""
-        packed = torch.cat(self)
-        if device.type == "cuda":
-            packed = packed.pin_memory()
-        return PageTables(*packed.to(device, non_blocking=True).split([len(table) for table in self]))
+        """What `of` made, there, in one copy."""
+        lens = [len(table) for table in self]
+        packed = self.query_starts.as_strided((sum(lens),), (1,))
+        return self._split(packed.to(device, non_blocking=True), lens)
+
+    @classmethod
+    def _split(cls, packed: Tensor, lens: list[int]) -> "PageTables":
+        return cls(*packed.split(lens))
 
 
 def _starts(lens: np.ndarray) -> np.ndarray:

@@ -114,6 +114,8 @@ class ReferenceKernels:
     def logits(self, x: Tensor, head: Tensor) -> Tensor:
         if x.dtype is torch.float32:
             return F.linear(x, head)
+        if not len(x):  # a chunk in the middle of a prompt
+            return torch.empty(0, len(head), dtype=torch.float32, device=x.device)
         if x.is_cuda:
             return torch.mm(x, head.T, out_dtype=torch.float32)
         # On a CPU torch has no float32 result of a product in 16 bits, and widening the head takes three
@@ -137,6 +139,17 @@ class ReferenceKernels:
     def silu_and_mul(self, x: Tensor) -> Tensor:
         gate, up = x.chunk(2, dim=-1)
         return F.silu(gate) * up
+
+    def top_k(self, scores: Tensor, k: Tensor) -> Tensor:
+        lowest = scores.sort(dim=-1, descending=True).values.gather(1, k.long()[:, None] - 1)
+        return scores.masked_fill(scores < lowest, -torch.inf)
+
+    def top_p(self, weights: Tensor, p: Tensor) -> Tensor:
+        descending = weights.sort(dim=-1, descending=True).values
+        cumulated = descending.cumsum(-1, dtype=torch.float64)
+        reached = torch.searchsorted(cumulated, p[:, None] * cumulated[:, -1:])
+        lowest = descending.gather(1, reached.clamp_(max=weights.shape[1] - 1))
+        return weights * (weights >= lowest)
 
 
 def _flat(layer_kv: Tensor) -> Tensor:

@@ -94,7 +94,7 @@ class Worker:
         self._engine = Engine(
             model,
             kv,
-            Sampler(model.config.vocab_size, tokenizer.eos_ids, model.device, grammars),
+            Sampler(model.config.vocab_size, tokenizer.eos_ids, model.device, grammars, kernels),
             EngineConfig(
                 context_tokens, settings.chunk_tokens, settings.group_layers, settings.reserve_tokens
             ),

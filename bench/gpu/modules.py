@@ -26,8 +26,10 @@ def specs() -> Iterator[Any]:
     from flashinfer.jit.norm import gen_norm_module
     from flashinfer.jit.page import gen_page_module
     from flashinfer.jit.rope import gen_rope_module
+    from flashinfer.jit.sampling import gen_sampling_module
 
     yield from (gen_norm_module(), gen_page_module(), gen_rope_module(), gen_act_and_mul_module("silu"))
+    yield gen_sampling_module()
     for head_dim in HEAD_DIMS:
         shape = (DTYPE, DTYPE, DTYPE, torch.int32, head_dim, head_dim, 0, False, False)
         yield attention.gen_batch_decode_module(*shape)

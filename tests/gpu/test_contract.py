@@ -26,6 +26,8 @@ from tests.unit.test_kernels import (  # noqa: F401 - collected here, with the f
     test_plan_refuses_an_impossible_batch,
     test_rope_is_a_complex_rotation,
     test_the_highest_logits_are_exact,
+    test_top_k_keeps_what_is_as_high_as_the_kth,
+    test_top_p_keeps_the_heaviest_that_reach_the_share,
 )
 
 CUDA = torch.device("cuda")

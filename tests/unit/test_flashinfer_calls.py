@@ -4,6 +4,7 @@ meta device, and FlashInfer's functions are replaced by ones that bind their arg
 
 import inspect
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +16,10 @@ from kernels.decoder import Decoder, Layer
 
 flashinfer = pytest.importorskip("flashinfer")
 
-from kernels import flashinfer as ours  # noqa: E402
 from kernels.flashinfer import FlashInferKernels  # noqa: E402
-from kernels.flashinfer_attention import GraphPlan  # noqa: E402
+from kernels.flashinfer_attention import Attention, GraphPlan, Variant  # noqa: E402
+from kernels.page_tables import PageTables  # noqa: E402
+from workers.engine.batch_draw import Draw, draw_rows  # noqa: E402
 
 META = torch.device("meta")
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN, VOCAB, PAGE_SIZE, PAGES = 6, 2, 64, 48, 100, 16, 40
@@ -60,6 +62,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     calls.replace(flashinfer, "rmsnorm", lambda a: torch.empty_like(a["input"]))
     calls.replace(flashinfer, "fused_add_rmsnorm", lambda _: None)
     calls.replace(flashinfer, "apply_rope_with_cos_sin_cache_inplace", _rotated)
+    calls.replace(flashinfer, "top_k_mask_logits", _filtered("logits", "top_k"))
+    calls.replace(flashinfer, "top_p_renorm_probs", _filtered("probs", "top_p"))
     calls.replace(flashinfer, "silu_and_mul", lambda a: a["input"].chunk(2, dim=-1)[0])
     return calls
 
@@ -90,6 +94,18 @@ def _rotated(arguments: dict[str, Any]) -> None:
         # A copy would be rotated in place of the projection it was made from.
         assert arguments[name]._is_view(), f"{name} must be rotated where it is"
     assert arguments["cos_sin_cache"].dtype == torch.float32
+
+
+def _filtered(values: str, limits: str) -> Callable[[dict[str, Any]], Tensor]:
+    def result(arguments: dict[str, Any]) -> Tensor:
+        rows, limit = arguments[values], arguments[limits]
+        assert rows.dtype == torch.float32
+        assert rows.is_contiguous()
+        assert limit.shape == rows.shape[:1]
+        assert limit.dtype == {"top_k": torch.int32, "top_p": torch.float32}[limits]
+        return torch.empty_like(rows)
+
+    return result
 
 
 def decoder(windows: tuple[int | None, ...]) -> Decoder:
@@ -172,7 +188,39 @@ def test_a_graph_plan_keeps_its_memory(calls: Calls) -> None:
 
 
 def test_groups_of_four_decode_on_tensor_cores() -> None:
-    variant = ours.Variant(32, 8, 128, 16, torch.bfloat16, 1.0, None, None)
+    variant = Variant(32, 8, 128, 16, torch.bfloat16, 1.0, None, None)
     assert variant.tensor_cores
     assert not variant._replace(heads=24).tensor_cores
     assert variant.backend(META) == "fa2"
+
+
+def test_the_filters_of_a_draw_are_bound(calls: Calls) -> None:
+    """Of FlashInfer's sampling only these: its draws would not follow from seed and position."""
+    kernels = FlashInferKernels()
+    given = [Draw(0.7, 5, 0.9, 0.0, 0.3), Draw(1.0, 0, 1.0, 0.1, 0.6)]
+    scores = torch.empty(2, VOCAB, device=META)
+    ids = draw_rows(kernels, scores, torch.empty(2, device=META), given)
+    assert (ids.shape, ids.dtype) == ((2,), torch.int64)
+    (top_k,) = calls.bound["flashinfer.top_k_mask_logits"]
+    (top_p,) = calls.bound["flashinfer.top_p_renorm_probs"]
+    assert top_k["logits"] is scores
+    assert top_p["is_deterministic"]
+
+
+def test_a_plan_waits_until_the_device_has_taken_the_last(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps overlap, and FlashInfer copies every plan from one piece of host memory."""
+    done: list[str] = []
+
+    def event() -> SimpleNamespace:
+        return SimpleNamespace(synchronize=lambda: done.append("wait"), record=lambda: done.append("record"))
+
+    monkeypatch.setattr(torch.cuda, "Event", event)
+    monkeypatch.setattr(Attention, "_plan", lambda *_: done.append("plan"))
+    workspace = SimpleNamespace(is_cuda=True, device=META)
+    variant = Variant(HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE, torch.bfloat16, 1.0, None, None)
+    attention = Attention(variant, workspace, decode=True)  # type: ignore[arg-type]
+    for _ in range(2):
+        attention.plan(PageTables.of(DECODES), PageTables.of(DECODES))
+    assert done == ["wait", "plan", "record"] * 2

@@ -259,3 +259,33 @@ def test_the_highest_logits_are_exact(kernels: Kernels, dtype: torch.dtype, voca
 def test_no_rows_no_logits(kernels: Kernels) -> None:
     head = torch.ones(100, 8, dtype=torch.bfloat16)
     assert kernels.logits(torch.empty(0, 8, dtype=torch.bfloat16), head).shape == (0, 100)
+
+
+@pytest.mark.parametrize("vocab", [7, 1000, 20_000])
+def test_top_k_keeps_what_is_as_high_as_the_kth(kernels: Kernels, vocab: int) -> None:
+    torch.manual_seed(vocab)
+    scores = torch.randn(6, vocab)
+    scores[1] = scores[1].round()  # ties
+    scores[2, : vocab // 2] = -torch.inf
+    k = torch.tensor([1, 3, 5, 2, vocab, vocab - 1], dtype=torch.int32)
+    kept = kernels.top_k(scores, k)
+    for row, own, count in zip(scores, kept, k.tolist(), strict=True):
+        lowest = sorted(row.tolist())[-count]
+        torch.testing.assert_close(own, torch.where(row >= lowest, row, -torch.inf), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("vocab", [7, 1000, 20_000])
+def test_top_p_keeps_the_heaviest_that_reach_the_share(kernels: Kernels, vocab: int) -> None:
+    torch.manual_seed(vocab)
+    weights = torch.rand(6, vocab) ** 4
+    weights[1] = (weights[1] * 8).round() / 8  # ties
+    weights[2, vocab // 3 :] = 0.0
+    shares = [0.5, 0.7, 0.9, 1e-5, 0.99, 0.3]
+    kept = kernels.top_p(weights, torch.tensor(shares, dtype=torch.float64)) > 0
+    assert torch.equal(kept, kernels.top_p(weights, torch.tensor(shares, dtype=torch.float64)) > 0)
+    for row, own, share in zip(weights.double(), kept, shares, strict=True):
+        heavier = torch.stack([row[row > weight].sum() for weight in row.unique()]) / row.sum()
+        distance = (heavier - share).abs().min()
+        assert distance > 1e-6, "float32 sums could cut on either side"
+        lowest = row.unique()[heavier < share].min()
+        assert torch.equal(own, (row >= lowest) & (row > 0))

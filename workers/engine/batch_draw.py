@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kernels import Kernels
 from relay.sampling import SamplingParams
 from workers.engine.philox import uniform
 
@@ -25,29 +26,23 @@ class Draw(NamedTuple):
         return cls(params.temperature, params.top_k, params.top_p, params.min_p, u)
 
 
-def draw_rows(scores: Tensor, peaks: Tensor, draws: Sequence[Draw]) -> Tensor:
+def draw_rows(kernels: Kernels, scores: Tensor, peaks: Tensor, draws: Sequence[Draw]) -> Tensor:
     """Token ids int64 [n] for `scores` float32 [n, vocab] with maxima `peaks` [n].
 
     Of each row what `sampler.kept` keeps and `sampler.draw` draws from it. A row that holds NaN gets any id.
     """
     vocab = scores.shape[1]
     given = upload(torch.tensor(draws, dtype=torch.float64), scores.device)
-    temperature, top_k, top_p, min_p, u = given.unsqueeze(2).unbind(1)
-
-    def weigh(values: Tensor) -> Tensor:
-        return ((values - peaks[:, None]) / temperature.float()).exp()
-
-    descending = scores.sort(dim=-1, descending=True).values
-    last = torch.where((top_k > 0) & (top_k < vocab), top_k, vocab).long() - 1
-    lowest = descending.gather(1, last)
-    weights = weigh(descending) * (descending >= lowest)
+    temperature, top_k, top_p, min_p, u = given.unbind(1)
+    if any(0 < draw.top_k < vocab for draw in draws):
+        scores = kernels.top_k(scores, torch.where(top_k > 0, top_k, vocab).clamp_(max=vocab).int())
+    weights = ((scores - peaks[:, None]) / temperature[:, None].float()).exp()
+    if any(draw.top_p < 1.0 for draw in draws):
+        kept = kernels.top_p(weights, top_p) > 0.0
+        weights = weights * (kept | (top_p >= 1.0)[:, None])
+    weights = weights * (weights >= min_p[:, None])
     cumulated = weights.cumsum(-1, dtype=torch.float64)
-    reached = torch.searchsorted(cumulated, top_p * cumulated[:, -1:]).clamp_(max=vocab - 1)
-    floor = torch.where(top_p < 1.0, weights.gather(1, reached), 0.0)
-    weights = weigh(scores)
-    kept = (scores >= lowest) & (weights >= floor) & (weights >= min_p)
-    cumulated = (weights * kept).cumsum(-1, dtype=torch.float64)
-    drawn = torch.searchsorted(cumulated, u * cumulated[:, -1:], right=True)
+    drawn = torch.searchsorted(cumulated, u[:, None] * cumulated[:, -1:], right=True)
     return drawn.clamp_(max=vocab - 1).squeeze(1)
 
 

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels import Kernels
+from kernels.reference import ReferenceKernels
 from relay.grammar import Grammars
 from relay.sampling import SamplingParams
 from workers.engine.batch_draw import Draw, draw_rows, upload
@@ -59,10 +61,12 @@ class Sampler:
         eos_ids: Iterable[int],
         device: torch.device | str = "cpu",
         grammars: Grammars | None = None,
+        kernels: Kernels | None = None,
     ) -> None:
-        """`grammars`: without it no request may have a grammar."""
+        """`grammars`: without it no request may have a grammar. `kernels`: what filters on a GPU."""
         self._vocab_size = vocab_size
         self._grammars = grammars
+        self._kernels = kernels or ReferenceKernels()
         self._eos_ids = frozenset(eos_ids)
         self._device = torch.device(device)
         self._all_ids = torch.arange(vocab_size, device=self._device)
@@ -117,7 +121,7 @@ class Sampler:
         if drawn := [i for i, row in enumerate(rows) if not row.params.greedy]:
             at = upload(torch.tensor(drawn), logits.device)
             draws = [Draw.of(rows[i].params, rows[i].position) for i in drawn]
-            ids[at] = draw_rows(scores[at], peaks[at], draws)
+            ids[at] = draw_rows(self._kernels, scores[at], peaks[at], draws)
         found = torch.stack((logits.amax(dim=-1).double(), peaks.double(), ids.double()), dim=1)
         return DrawnRows(ids, found)
 
