@@ -34,6 +34,10 @@ class View(Protocol):
 
     def whole(self, tokens: list[Token], end: End) -> dict[str, Any]: ...
 
+    def about_prompt(self) -> dict[str, Any]:
+        """Fields beside `choices`, of the whole reply or the first chunk."""
+        ...
+
 
 class Generation:
     """The answer to a client that stays, in chunks or whole."""
@@ -62,7 +66,8 @@ class Generation:
                 elif isinstance(item, End):
                     refuse_failure(item)
                     reply = self._chunk(self._view.whole_object, [self._view.whole(tokens, item)])
-                    return jsonify(reply | {"usage": self._usage(final=True)})
+                    about = self._view.about_prompt()
+                    return jsonify(reply | {"usage": self._usage(final=True)} | about)
         except ClientGone:
             pass
         return client_left().response()
@@ -70,7 +75,7 @@ class Generation:
     def _frames(self, options: StreamOptions) -> Iterator[str]:
         try:
             if first := self._view.first():
-                yield self._frame(first, options)
+                yield self._frame(first, options, self._view.about_prompt())
             for item in self._attendance.events():
                 if item is None:
                     yield PING
@@ -90,8 +95,10 @@ class Generation:
     def _token_frame(self, token: Token, options: StreamOptions) -> str:
         return self._frame(self._view.token(token), options)
 
-    def _frame(self, choice: dict[str, Any], options: StreamOptions) -> str:
-        chunk = self._chunk(self._view.chunk_object, [choice])
+    def _frame(
+        self, choice: dict[str, Any], options: StreamOptions, about: dict[str, Any] | None = None
+    ) -> str:
+        chunk = self._chunk(self._view.chunk_object, [choice]) | (about or {})
         if options.continuous_usage_stats:
             chunk["usage"] = self._usage(final=False)
         elif options.include_usage:

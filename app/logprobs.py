@@ -3,35 +3,42 @@
 from collections.abc import Sequence
 from typing import Any
 
+from app.shown import spelling
 from app.view import finite
 from relay.request import Token
 from relay.tokenizer import Tokenizer
 
 
 def completion_logprobs(
-    tokens: Sequence[Token], wanted: int, text_offset: int, tokenizer: Tokenizer
+    tokens: Sequence[Token],
+    wanted: int,
+    text_offset: int,
+    tokenizer: Tokenizer,
+    ids_as_tokens: bool = False,
 ) -> dict[str, Any]:
     """Of `/v1/completions`: four lists, an entry per token. The text of the first begins at `text_offset`."""
     shown: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for token in tokens:
         chosen, *others = finite(token.logprobs or [[token.token_id, 0.0]])
-        shown["tokens"].append(tokenizer.token_text(token.token_id))
+        shown["tokens"].append(spelling(token.token_id, tokenizer, ids_as_tokens))
         shown["token_logprobs"].append(chosen[1])
         best = [chosen, *_best(chosen, others, wanted)]
-        top = {tokenizer.token_text(int(token_id)): logprob for token_id, logprob in best}
+        top = {spelling(int(token_id), tokenizer, ids_as_tokens): logprob for token_id, logprob in best}
         shown["top_logprobs"].append(top if wanted else None)
         shown["text_offset"].append(text_offset)
         text_offset += len(token.text)
     return shown
 
 
-def chat_logprobs(tokens: Sequence[Token], wanted: int, tokenizer: Tokenizer) -> dict[str, Any]:
+def chat_logprobs(
+    tokens: Sequence[Token], wanted: int, tokenizer: Tokenizer, ids_as_tokens: bool = False
+) -> dict[str, Any]:
     """Of `/v1/chat/completions`: one object per token, with the best `wanted` beside it."""
     content = []
     for token in tokens:
         chosen, *others = finite(token.logprobs or [[token.token_id, 0.0]])
-        best = [_entry(each, tokenizer) for each in _best(chosen, others, wanted)]
-        content.append(_entry(chosen, tokenizer) | {"top_logprobs": best})
+        best = [_entry(each, tokenizer, ids_as_tokens) for each in _best(chosen, others, wanted)]
+        content.append(_entry(chosen, tokenizer, ids_as_tokens) | {"top_logprobs": best})
     return {"content": content, "refusal": None}
 
 
@@ -41,6 +48,7 @@ def _best(chosen: list[float], others: list[list[float]], wanted: int) -> list[l
     return sorted(each_once.values(), key=lambda entry: -entry[1])[:wanted]
 
 
-def _entry(entry: list[float], tokenizer: Tokenizer) -> dict[str, Any]:
-    raw = tokenizer.token_bytes(int(entry[0]))
-    return {"token": raw.decode("utf-8", "replace"), "logprob": entry[1], "bytes": list(raw)}
+def _entry(entry: list[float], tokenizer: Tokenizer, ids_as_tokens: bool) -> dict[str, Any]:
+    token_id = int(entry[0])
+    token = spelling(token_id, tokenizer, ids_as_tokens)
+    return {"token": token, "logprob": entry[1], "bytes": list(tokenizer.token_bytes(token_id))}

@@ -7,12 +7,13 @@ from app.conversation import Conversation
 from app.errors import invalid
 from app.message import Message
 from app.sampling_fields import SamplingFields
-from app.schema import Prompt
+from app.schema import CompletionBody, Prompt
 from app.service import Service
 from relay.chat_template import ChatTemplate, ChatTemplateError
 from relay.model_file import ModelError
 from relay.tokenizer import Tokenizer
 
+MAX_PROMPT_LOGPROBS = 1 << 18  # values that Redis keeps with one request
 _CUT = "\N{SYMBOL FOR END OF TEXT}cut here"  # marks where a message ends that is to be continued
 
 
@@ -29,7 +30,14 @@ def encode_prompt(tokenizer: Tokenizer, prompt: Prompt, add_special_tokens: bool
 def prompt_of_text(service: Service, body: SamplingFields, prompt: Prompt) -> tuple[int, ...]:
     """Token ids of one prompt of `body`. Raises ApiError."""
     ids = encode_prompt(service.tokenizer, prompt, body.add_special_tokens is not False)
-    return truncated(ids, body, service.context_tokens)
+    return _fit(ids, body, service.context_tokens)
+
+
+def echoed_text(tokenizer: Tokenizer, body: CompletionBody, ids: tuple[int, ...]) -> str:
+    """The text of a prompt as the answer repeats it: as it was sent, if that was a text and is all there."""
+    if isinstance(body.prompt, str) and body.truncate_prompt_tokens is None:
+        return body.prompt
+    return tokenizer.decode(ids, skip_special_tokens=body.skip_special_tokens)
 
 
 def prompt_of_conversation(service: Service, body: Conversation) -> tuple[int, ...]:
@@ -43,7 +51,7 @@ def prompt_of_conversation(service: Service, body: Conversation) -> tuple[int, .
         **body.template_variables,
     )
     ids = _encode(service.tokenizer, text, body.add_special_tokens is True)
-    return truncated(ids, body, service.context_tokens)
+    return _fit(ids, body, service.context_tokens)
 
 
 def encode_messages(tokenizer: Tokenizer, messages: Sequence[Message]) -> tuple[int, ...]:
@@ -76,6 +84,15 @@ def render(
     if _CUT not in text:
         raise invalid("The chat template does not show the last message.", "continue_final_message")
     return text[: text.rindex(_CUT)]
+
+
+def _fit(ids: tuple[int, ...], body: SamplingFields, context_tokens: int) -> tuple[int, ...]:
+    ids = truncated(ids, body, context_tokens)
+    wanted = body.prompt_logprobs_wanted
+    if wanted is not None and (values := len(ids) * (wanted + 1)) > MAX_PROMPT_LOGPROBS:
+        allowed = f"at most {MAX_PROMPT_LOGPROBS} are kept"
+        raise invalid(f"The prompt has {values} log probabilities, {allowed}.", "prompt_logprobs")
+    return ids
 
 
 def truncated(ids: tuple[int, ...], body: SamplingFields, context_tokens: int) -> tuple[int, ...]:

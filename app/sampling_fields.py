@@ -5,6 +5,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from app.errors import invalid
+from app.shown import Shown
 from app.structure import Structure, only_grammar
 from relay.grammar import Grammars
 from relay.request import MAX_PRIORITY
@@ -72,6 +73,9 @@ class SamplingFields(Structure):
     cache_salt: str | None = Field(None, min_length=1, max_length=256)
     priority: int = Field(0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     timeout: float | None = Field(None, gt=0)
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
 
     @property
     def output_tokens(self) -> int | None:
@@ -82,6 +86,20 @@ class SamplingFields(Structure):
     def top_logprobs_wanted(self) -> int | None:
         """Alternatives to report per token, None: no logprobs at all."""
         raise NotImplementedError
+
+    @property
+    def prompt_logprobs_wanted(self) -> int | None:
+        """The same for the tokens of the prompt."""
+        return self.prompt_logprobs
+
+    @property
+    def shown(self) -> Shown:
+        return Shown(
+            self.top_logprobs_wanted,
+            self.prompt_logprobs,
+            self.return_token_ids,
+            self.return_tokens_as_token_ids,
+        )
 
     def params(self, max_tokens: int, seed: int, tokenizer: Tokenizer, grammars: Grammars) -> SamplingParams:
         """What the sampler needs. `seed` is used unless the client sent one. Raises ApiError."""
@@ -115,6 +133,7 @@ class SamplingFields(Structure):
             include_stop_str_in_output=self.include_stop_str_in_output,
             ignore_eos=self.ignore_eos,
             logprobs=self.top_logprobs_wanted,
+            prompt_logprobs=self.prompt_logprobs_wanted,
             seed=(seed if self.seed is None else self.seed) % (1 << 63),
             skip_special_tokens=self.skip_special_tokens,
             grammar=only_grammar(self.wanted_structures, grammars),

@@ -45,6 +45,9 @@ class NativeBody(_CountedLogprobs, Conversation):
     def _one_input(self) -> "NativeBody":
         if (self.prompt is None) == (not self.messages):
             raise ValueError("give either prompt or messages")
+        for name in ("return_token_ids", "return_tokens_as_token_ids"):
+            if getattr(self, name):
+                raise invalid(f"{name} is not supported here: poll with token_ids=1.", name)
         return self
 
 
@@ -61,6 +64,8 @@ class _Streamed(SamplingFields):
     def _options_need_a_stream(self) -> "_Streamed":
         if self.stream_options and not self.stream:
             raise ValueError("stream_options is allowed with stream: true only")
+        if self.stream and self.prompt_logprobs is not None:
+            raise invalid("prompt_logprobs is not allowed with stream: true.", "prompt_logprobs")
         return self
 
 
@@ -68,15 +73,29 @@ class CompletionBody(_CountedLogprobs, _Streamed):
     """`POST /v1/completions`."""
 
     prompt: Annotated[Prompt, BeforeValidator(_check_prompt)]
+    max_tokens: int | None = Field(None, ge=0, lt=1 << 31)
+    echo: bool = False
+
+    @model_validator(mode="after")
+    def _something_to_answer(self) -> "CompletionBody":
+        if self.max_tokens == 0 and not self.echo:
+            raise invalid("max_tokens 0 is allowed with echo: true only.", "max_tokens")
+        return self
 
     @property
     def output_tokens(self) -> int | None:
-        return self.max_tokens or 16
+        return 16 if self.max_tokens is None else self.max_tokens
+
+    @property
+    def prompt_logprobs_wanted(self) -> int | None:
+        echoed = self.logprobs if self.echo else None
+        return max((wanted for wanted in (echoed, self.prompt_logprobs) if wanted is not None), default=None)
 
 
 class ChatBody(_Streamed, Conversation):
     """`POST /v1/chat/completions`. `max_tokens` is the older name of `max_completion_tokens`."""
 
+    echo: bool = False
     max_completion_tokens: int | None = Field(None, ge=1, lt=1 << 31)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
@@ -86,6 +105,12 @@ class ChatBody(_Streamed, Conversation):
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs is allowed with logprobs: true only")
         return self
+
+    @property
+    def echoed_text(self) -> str:
+        """With `echo`, the assistant's message that the answer goes on with."""
+        last = self.messages[-1]
+        return last.text if self.echo and last.role == "assistant" else ""
 
     @property
     def output_tokens(self) -> int | None:

@@ -8,7 +8,6 @@ from app.errors import invalid
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "best_of": (1,),
-    "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "kv_transfer_params": ({},),
@@ -20,9 +19,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "no_stop_trim": (False,),
     "prompt_embeds": (),
     "guided_whitespace_pattern": (),
-    "prompt_logprobs": (),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
     "session_params": ({},),
     "stop_regex": ([], ""),
     "stream_interval": (1,),

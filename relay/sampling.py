@@ -9,8 +9,9 @@ class SamplingParams:
     """Validated by the gateway, carried in the request record, applied by the sampler.
 
     `temperature` 0 is greedy. `top_k` 0 and `top_p` 1 keep all tokens. `logprobs` is the number of
-    alternatives to report per token (0: only the chosen one, None: nothing). `max_tokens` counts output
-    tokens over all attempts. The random draw at output position p depends on (`seed`, p) alone.
+    alternatives to report per token (0: only the chosen one, None: nothing), and `prompt_logprobs` that per
+    token of the prompt. `max_tokens` counts output tokens over all attempts; with 0 the prompt is computed
+    and nothing else. The random draw at output position p depends on (`seed`, p) alone.
     With `allowed_token_ids` no other token is ever chosen; `bad_words` are sequences of token ids whose last
     one is not chosen behind the others. `grammar` is one of relay/grammar.py. `cache_salt` says whose prefix
     cache may be used: None is everybody's.
@@ -36,6 +37,7 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
     grammar: str | None = None
+    prompt_logprobs: int | None = None
     cache_salt: str | None = None
 
     @property

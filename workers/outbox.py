@@ -18,6 +18,7 @@ class Outbox:
 
     def __init__(self, tokenizer: Tokenizer, claimed: Claimed) -> None:
         self._hold = claimed.hold
+        self._silent = claimed.params.max_tokens == 0
         self._include_stop = claimed.params.include_stop_str_in_output
         self._detokenizer = Detokenizer(tokenizer, claimed.prompt_ids, claimed.params)
         self._tokens: list[Token] = []
@@ -32,6 +33,9 @@ class Outbox:
         if self.finish is not None:
             return
         self._prompted = produced.prompted or self._prompted
+        if self._silent:
+            self.finish = Finish(Ending.LENGTH.value)
+            return
         if produced.position != len(self._tokens):
             raise ValueError(
                 f"the engine produced position {produced.position}, expected {len(self._tokens)}"
@@ -72,8 +76,8 @@ class Outbox:
     def _prefilled(self, now: float) -> Prefilled | None:
         if self._prompted is None:
             return None
-        cached_tokens, started, ended = self._prompted
-        return Prefilled(cached_tokens, (now - started) * 1e3, (now - ended) * 1e3)
+        cached_tokens, started, ended, scores = self._prompted
+        return Prefilled(cached_tokens, (now - started) * 1e3, (now - ended) * 1e3, scores)
 
     def _append(self, sampled: Sampled) -> None:
         text, stop = self._detokenizer.push(sampled.token_id)

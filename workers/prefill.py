@@ -195,7 +195,10 @@ class PrefillLegs(Legs):
         def ready() -> Moved:
             now = time.monotonic()
             computed = answers.Prefilled(
-                leg.cached_tokens, (now - prefilled.started) * 1e3, (now - prefilled.ended) * 1e3
+                leg.cached_tokens,
+                (now - prefilled.started) * 1e3,
+                (now - prefilled.ended) * 1e3,
+                prefilled.scores,
             )
             transfer = answers.Transfer(sent.exposed_us, sent.bytes, sent.descriptors)
             return self._desk.rooms.kv_ready(hold, room, computed, transfer)

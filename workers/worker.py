@@ -47,6 +47,7 @@ log = logging.getLogger(__name__)
 JOIN_S = 5.0
 OUTPUT_S = 1.0  # a drain that went well has emitted everything
 MAIL_RETRY_S = 0.25
+SCORED_BYTES = 6 << 20  # of float32 logits that a step keeps to score a prompt
 
 
 class Worker:
@@ -96,7 +97,11 @@ class Worker:
             kv,
             Sampler(model.config.vocab_size, tokenizer.eos_ids, model.device, grammars, kernels),
             EngineConfig(
-                context_tokens, settings.chunk_tokens, settings.group_layers, settings.reserve_tokens
+                context_tokens,
+                settings.chunk_tokens,
+                settings.group_layers,
+                settings.reserve_tokens,
+                scored_tokens=max(1, SCORED_BYTES // (4 * model.config.vocab_size)),
             ),
             eos_ids=tokenizer.eos_ids,
             salt=self._geometry.fingerprint.encode(),

@@ -96,10 +96,8 @@ FIELDS: list[tuple[str, dict[str, Any], str, str]] = [
     *(
         (TEXT, {name: value}, name, "unsupported_parameter")
         for name, value in [
-            ("echo", True),
             ("suffix", "x"),
             ("best_of", 2),
-            ("prompt_logprobs", 1),
             ("guided_whitespace_pattern", " "),
             ("stop_regex", "x"),
             ("kv_transfer_params", {"x": 1}),
@@ -126,6 +124,13 @@ FIELDS: list[tuple[str, dict[str, Any], str, str]] = [
             ("priority", 1.5, "priority"),
             ("add_special_tokens", 1, "add_special_tokens"),
             ("timeout", 0, "timeout"),
+            ("echo", 1, "echo"),
+            ("max_tokens", 0, "max_tokens"),
+            ("prompt_logprobs", 21, "prompt_logprobs"),
+            ("prompt_logprobs", -1, "prompt_logprobs"),
+            ("return_token_ids", 1, "return_token_ids"),
+            ("regex", "(", "regex"),
+            ("response_format", {"type": "xml"}, "response_format.type"),
         ]
     ),
     *(
@@ -138,6 +143,8 @@ FIELDS: list[tuple[str, dict[str, Any], str, str]] = [
             ("reasoning_effort", 3),
         ]
     ),
+    (NATIVE, {"return_token_ids": True}, "return_token_ids", "invalid_value"),
+    (TEXT, {"stream": True, "prompt_logprobs": 1}, "prompt_logprobs", "invalid_value"),
     (TEXT, {"stream": "yes"}, "stream", "invalid_value"),
     (TEXT, {"stream": True, "stream_options": 1}, "stream_options", "invalid_value"),
     (

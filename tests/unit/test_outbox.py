@@ -174,3 +174,11 @@ def test_logprobs_travel_with_their_token(tokenizer):
     logprobs = [[5, -0.1], [5, -0.1]]
     outbox.add(Produced("key", 0, Sampled(5, logprobs)))
     assert outbox.emission(NOW).tokens[0].logprobs == logprobs
+
+
+def test_without_output_tokens_only_the_end_is_told(tokenizer):
+    outbox = Outbox(tokenizer, claimed(max_tokens=0))
+    produce(outbox, [tokenizer.encode("x")[0]], ending=Ending.STOP)
+    emission = outbox.emission(NOW)
+    assert (emission.start_position, list(emission.tokens)) == (0, [])
+    assert emission.finish == Finish("length")

@@ -40,6 +40,14 @@ class Row(NamedTuple):
         return self.position is not None and self.position > len(self.sequence.work.emitted)
 
     @property
+    def scored_ids(self) -> list[int]:
+        """The prompt tokens behind each of its first tokens, where those are to be scored."""
+        if not self.sequence.scored:
+            return []
+        prompt = self.sequence.work.prompt_ids
+        return list(prompt[self.start + 1 : self.context_tokens + 1])
+
+    @property
     def unread(self) -> bool:
         """Its one token is known to nobody but the device."""
         return self.start >= self.sequence.tokens
@@ -55,7 +63,8 @@ class Drawn(NamedTuple):
 class Batch(NamedTuple):
     """Row i's tokens are side by side, in the order of `rows`.
 
-    tokens, positions: int64 [T]; logit_rows: int64 [R], one for each row that samples. Where `drawn` is, the
+    tokens, positions: int64 [T]; logit_rows: int64 [R], one for each row that samples, then those of the
+    tokens that score the prompts' next ones. Where `drawn` is, the
     tokens at `drawn_at` int64 [U] are those of its ids at `drawn_from` int64 [U].
     """
 
@@ -75,6 +84,7 @@ class Batch(NamedTuple):
         tokens: list[int] = []
         positions: list[int] = []
         logit_rows: list[int] = []
+        scored_rows: list[int] = []
         drawn_at: list[int] = []
         drawn_from: list[int] = []
         index = {sequence: i for i, sequence in enumerate(drawn.sequences)} if drawn is not None else {}
@@ -86,6 +96,8 @@ class Batch(NamedTuple):
             else:
                 tokens += row.sequence.token_ids(row.start, row.context_tokens)
             positions += range(row.start, row.context_tokens)
+            first = len(tokens) - row.query_tokens
+            scored_rows += range(first, first + len(row.scored_ids))
             if row.samples:
                 logit_rows.append(len(tokens) - 1)
         attention = AttentionBatch(
@@ -95,7 +107,7 @@ class Batch(NamedTuple):
             page_size=page_size,
         )
 
-        parts = (tokens, positions, logit_rows, drawn_at, drawn_from)
+        parts = (tokens, positions, logit_rows + scored_rows, drawn_at, drawn_from)
         on_gpu = device.type == "cuda"
         packed = torch.tensor([i for part in parts for i in part], dtype=torch.int64, pin_memory=on_gpu)
         there = packed.to(device, non_blocking=on_gpu).split([len(part) for part in parts])

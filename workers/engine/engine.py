@@ -8,6 +8,8 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from time import monotonic, perf_counter
 
+from torch import Tensor
+
 from relay import log
 from workers.engine import policy
 from workers.engine.batch import Row
@@ -30,6 +32,7 @@ from workers.engine.pages import IntegrityError
 from workers.engine.runner import ModelRunner, OnLayers
 from workers.engine.sampler import Sampler, SamplingRow
 from workers.engine.scheduler import Scheduler
+from workers.engine.scoring import score
 from workers.engine.sequence import Sequence
 from workers.engine.stats import EngineStats
 from workers.models.model import Model
@@ -174,6 +177,9 @@ class Engine:
         sampling = [
             self._sampling_row(row.sequence, row.position) for row in rows if row.position is not None
         ]
+        if scored := [row for row in rows if row.scored_ids]:
+            self._score(scored, logits[len(sampling) :])
+            logits = logits[: len(sampling)]
         self._flights.append(Flight(rows, self._runner.choose(self._sampler, logits, sampling)))
         self._scheduler.launched(rows)
         stats = self.stats
@@ -182,6 +188,12 @@ class Engine:
             forward_s=stats.forward_s + computed - begun,
             sample_s=stats.sample_s + perf_counter() - computed,
         )
+
+    def _score(self, rows: Rows[Row], logits: Tensor) -> None:
+        """Keep the log probabilities of these rows' prompts; `logits` in their order."""
+        ids = [row.scored_ids for row in rows]
+        for row, own_ids, own in zip(rows, ids, logits.split(list(map(len, ids))), strict=True):
+            row.sequence.scores.append(score(own, own_ids, row.sequence.work.params.prompt_logprobs or 0))
 
     def _read(self) -> None:
         """The end of the step that was launched first."""

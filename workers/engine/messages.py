@@ -4,6 +4,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import NamedTuple
 
+from relay.prompt_logprobs import PromptLogprobs
 from relay.sampling import SamplingParams
 
 
@@ -92,12 +93,14 @@ class Admitted(NamedTuple):
 
 
 class Prefilled(NamedTuple):
-    """The last chunk is computed. `started` is when the first chunk began, monotonic seconds."""
+    """The last chunk is computed. `started` is when the first chunk began, monotonic seconds; `scores` where
+    they were asked for."""
 
     key: str
     first: Sampled
     started: float
     ended: float
+    scores: PromptLogprobs | None = None
 
 
 class Reserved(NamedTuple):
@@ -162,11 +165,12 @@ class Ending(StrEnum):
 
 class Prompted(NamedTuple):
     """How the prompt of a leg was computed: tokens found in the prefix cache, when its first chunk began and
-    its last one ended, monotonic seconds."""
+    its last one ended, monotonic seconds. `scores` where they were asked for."""
 
     cached_tokens: int
     started: float
     ended: float
+    scores: PromptLogprobs | None = None
 
 
 class Produced(NamedTuple):

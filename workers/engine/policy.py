@@ -47,6 +47,16 @@ def chunks(pending_tokens: Sequence[int], chunk_tokens: int, decode_rows: int, p
     return taken
 
 
+def scored_pending(pending_tokens: Sequence[int], scored: Sequence[bool], most_tokens: int) -> list[int]:
+    """What prefills may ask of a step. Each position of a scored prompt has logits in memory until the step
+    is over: so only the first such prompt takes part, with at most `most_tokens`, which are whole pages."""
+    first = scored.index(True) if True in scored else None
+    return [
+        pending if not mine else min(pending, most_tokens) if i == first else 0
+        for i, (pending, mine) in enumerate(zip(pending_tokens, scored, strict=True))
+    ]
+
+
 def wants_prefill(pending_tokens: int, chunk_tokens: int) -> bool:
     """Whether to admit another prompt: not before a step has room, so that it finds what others computed."""
     return pending_tokens < chunk_tokens

@@ -191,12 +191,15 @@ class Scheduler:
         elif sequence.relay:
             sequence.append(choice.token_id)
             assert sequence.started is not None
-            self.events.append(Prefilled(sequence.key, choice, sequence.started, now))
+            scores = sequence.take_scores()
+            self.events.append(Prefilled(sequence.key, choice, sequence.started, now, scores))
         elif row.decodes:
             self._continue(sequence, choice)
         else:
             assert sequence.started is not None
-            self._continue(sequence, choice, Prompted(sequence.cached_tokens, sequence.started, now))
+            scores = sequence.take_scores()
+            prompted = Prompted(sequence.cached_tokens, sequence.started, now, scores)
+            self._continue(sequence, choice, prompted)
 
     def _continue(self, sequence: Sequence, sampled: Sampled, prompted: Prompted | None = None) -> None:
         """The sequence's next token: report it, and end the sequence if it is the last."""
@@ -239,7 +242,11 @@ class Scheduler:
         decodes = [Row.next(sequence, 1) for sequence in group if sequence.decoding and self._grow(sequence)]
         prefills = [sequence for sequence in group if not sequence.decoding and sequence.key in self._active]
         taken = policy.chunks(
-            [sequence.pending_tokens for sequence in prefills],
+            policy.scored_pending(
+                [sequence.pending_tokens for sequence in prefills],
+                [sequence.scored for sequence in prefills],
+                policy.pages_for(self._config.scored_tokens, self._page_size) * self._page_size,
+            ),
             self._config.chunk_tokens,
             len(decodes),
             self._page_size,
@@ -254,8 +261,9 @@ class Scheduler:
         pending = sum(sequence.pending_tokens for sequence in self._unsettled() if not sequence.decoding)
         while self._waiting and policy.wants_prefill(pending, self._config.chunk_tokens):
             sequence = self._waiting[0]
-            # At least one token is computed: its logits choose the next.
-            matched = self._cache.match(sequence.digests[: (sequence.tokens - 1) // self._page_size])
+            # At least one token is computed: its logits choose the next. What is cached has none, for scores.
+            most_pages = 0 if sequence.scored else (sequence.tokens - 1) // self._page_size
+            matched = self._cache.match(sequence.digests[:most_pages])
             pages = self._acquire(matched, sequence.tokens)
             if pages is None:
                 return

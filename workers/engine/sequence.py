@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from relay.prompt_logprobs import PromptLogprobs
 from workers.engine.messages import Work
 from workers.engine.prefix import Digest
 from workers.engine.sampling_state import SamplingState
@@ -26,6 +27,7 @@ class Sequence:
     cached_tokens: int = 0  # of them, found in the prefix cache at admission
     started: float | None = None  # when its first chunk began, monotonic seconds
     sampling_state: SamplingState | None = None
+    scores: list[PromptLogprobs] = field(default_factory=list)  # of the prompt, chunk by chunk
     failed: bool = False
 
     @property
@@ -61,9 +63,19 @@ class Sequence:
         return self.position > len(self.work.emitted)
 
     @property
+    def scored(self) -> bool:
+        """The log probabilities of its prompt are wanted, and no earlier attempt told them."""
+        return self.work.params.prompt_logprobs is not None and not self.work.emitted
+
+    @property
     def settled(self) -> bool:
         """Nothing is left to compute: it only keeps its pages until Drop."""
         return self.failed or (self.relay and self.decoding)
+
+    def take_scores(self) -> PromptLogprobs | None:
+        """Of the whole prompt, once it is computed; a prompt of one token has none."""
+        scores, self.scores = self.scores, []
+        return PromptLogprobs.join(scores) if scores else None
 
     def append(self, token_id: int) -> None:
         self.output_ids.append(token_id)
