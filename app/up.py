@@ -17,6 +17,7 @@ from redis.exceptions import RedisError
 from app import programs
 from app.checks import CheckFailed, check_folder, check_port, check_redis, parse_cores, share_cores
 from app.display import Display
+from app.gpus import gpu_env, visible_gpus
 from app.keys import KeyRing
 from app.sample import QUESTION, SampleFailed, ask
 from app.supervisor import POLL_S, Program, StartFailed, Supervisor
@@ -150,12 +151,16 @@ class Launcher:
         counts = zip(ROLES, (settings.prefill_workers, settings.decode_workers, settings.unified_workers))
         workers = [(role, i) for role, count in counts for i in range(1, count + 1)]
         cores = parse_cores(settings.cores)
-        for (role, i), share in zip(workers, share_cores(cores, len(workers))):
+        gpus = () if settings.device == "cpu" else visible_gpus(os.environ)
+        for n, ((role, i), share) in enumerate(zip(workers, share_cores(cores, len(workers)))):
             threads = len(share) if share else max(1, len(cores or os.sched_getaffinity(0)) // len(workers))
             self._run(
                 f"{role}-{i}",
                 programs.worker_command(role, settings.model_name, f"{role}-{i}"),
-                {"THREADS": str(threads), "OMP_NUM_THREADS": str(threads)} | env | programs.worker_env(role),
+                {"THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
+                | env
+                | programs.worker_env(role)
+                | gpu_env(gpus, n, len(workers), settings.gpu_memory_fraction),
                 cores=share,
                 grace_s=settings.grace_s + _SETTLE_S,
             )

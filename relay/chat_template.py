@@ -31,9 +31,7 @@ class ChatTemplate:
         try:
             self._template = _environment().from_string(source)
         except TemplateError as error:
-            raise ModelError(
-                f"the chat template does not compile ({error}): mend the template"
-            ) from error
+            raise ModelError(f"the chat template does not compile ({error}): mend the template") from error
         self._special_tokens = dict(special_tokens)
 
     def render(

@@ -130,7 +130,15 @@ class Settings:
 
     page_size: int = _whole(16, 1, 1_024, "tokens per KV page; equal on all workers")
     kv_pool_tokens: int = _whole(0, 0, 1 << 31, "size of a worker's KV pool in tokens; 0: from KV_POOL_MB")
-    kv_pool_mb: int = _whole(512, 1, 1 << 22, "size of a worker's KV pool in MiB when KV_POOL_TOKENS is 0")
+    kv_pool_mb: int = _whole(
+        0,
+        0,
+        1 << 22,
+        "size of a worker's KV pool in MiB when KV_POOL_TOKENS is 0; 0: 512, or by GPU_MEMORY_FRACTION",
+    )
+    gpu_memory_fraction: float = _number(
+        0.9, 0.01, 1.0, "share of a GPU's memory for its workers, which `kvrelay up` divides among them"
+    )
     chunk_tokens: int = _whole(512, 16, 65_536, "prompt tokens per prefill step")
     group_layers: int = _whole(6, 1, 1_024, "layers that are sent together")
     post_bytes: int = _whole(16 << 20, 1 << 12, 1 << 34, "largest single NIXL write, in bytes")

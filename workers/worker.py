@@ -33,6 +33,7 @@ from workers.engine.kv_pool import KVPool
 from workers.engine.messages import Admitted, Computed, Event, Flush, Stop
 from workers.engine.sampler import Sampler
 from workers.legs import Desk, Legs
+from workers.memory_share import DeviceMemory, pool_bytes, working_bytes
 from workers.models import Model, load_model
 from workers.output import OutputThread
 from workers.prefill import PrefillLegs
@@ -44,6 +45,7 @@ from workers.transfer.memory import KVMemory
 
 log = logging.getLogger(__name__)
 
+HOST_POOL_BYTES = 512 << 20
 JOIN_S = 5.0
 OUTPUT_S = 1.0  # a drain that went well has emitted everything
 MAIL_RETRY_S = 0.25
@@ -75,13 +77,14 @@ class Worker:
         tokenizer = Tokenizer.load(settings.model_path)
         grammars = Grammars(tokenizer, model.config.vocab_size)
         grammars.warm_up()
-        self._geometry = _geometry(settings, model)
+        max_rows = 1 if settings.role == "prefill" else settings.max_running
+        self._geometry = _geometry(settings, model, max_rows)
         kv = _pool(settings, model, self._geometry)
         _warm_up(
             model,
             kv,
             min(settings.chunk_tokens, settings.page_size * kv.pages),
-            max_rows=1 if settings.role == "prefill" else settings.max_running,
+            max_rows,
         )
         event(log, "loaded", seconds=time.monotonic() - started, kv_pages=kv.pages)
 
@@ -274,7 +277,7 @@ class Worker:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _geometry(settings: Settings, model: Model) -> Geometry:
+def _geometry(settings: Settings, model: Model, max_rows: int) -> Geometry:
     config = model.config
     geometry = Geometry(
         fingerprint=fingerprint(resolve_model(settings.model_path)),
@@ -287,7 +290,17 @@ def _geometry(settings: Settings, model: Model) -> Geometry:
     )
     if settings.kv_pool_tokens:
         return geometry._replace(pages=-(-settings.kv_pool_tokens // settings.page_size))
-    return geometry._replace(pages=max(1, (settings.kv_pool_mb << 20) // geometry.page_bytes))
+    size_bytes = _pool_bytes(settings, model, max_rows)
+    return geometry._replace(pages=max(1, size_bytes // geometry.page_bytes))
+
+
+def _pool_bytes(settings: Settings, model: Model, max_rows: int) -> int:
+    if settings.kv_pool_mb:
+        return settings.kv_pool_mb << 20
+    if model.device.type == "cpu":
+        return HOST_POOL_BYTES
+    working = working_bytes(model.config, settings.chunk_tokens, max_rows)
+    return pool_bytes(DeviceMemory.of(model.device), settings.gpu_memory_fraction, working)
 
 
 def _pool(settings: Settings, model: Model, geometry: Geometry) -> KVPool:

@@ -12,7 +12,9 @@ from relay.tokenizer import Tokenizer
 
 
 def record(timings: Timings, state: State = State.FINISHED) -> Record:
-    return Record("r", state, "request", "", SamplingParams(9), 4, 3, 2, 1, 0, "stop", None, None, None, timings)
+    return Record(
+        "r", state, "request", "", SamplingParams(9), 4, 3, 2, 1, 0, "stop", None, None, None, timings
+    )
 
 
 def test_the_ledger_has_every_span_in_ms() -> None:
