@@ -56,7 +56,7 @@ class Spool:
     def _spill(self, kind: Kind) -> None:
         results = self._batches.pending(self._batch_id, kind)
         part = f"{self._folder}{kind}-{secrets.token_hex(8)}"  # a name of its own: two processors may write
-        self._storage.write(part, b"".join(result + b"\n" for result in results))
+        self._storage.write(part, [_lines(results)])
         self._batches.spill(self._batch_id, self._nonce, kind, part, len(results))
 
     def _make_file(self, batch: Batch, kind: Kind, file_id: str) -> None:
@@ -77,4 +77,8 @@ class Spool:
     def _content(self, kind: Kind) -> Iterator[bytes]:
         for part in self._batches.parts(self._batch_id, kind):
             yield from self._storage.read(part)
-        yield b"".join(result + b"\n" for result in self._batches.pending(self._batch_id, kind))
+        yield _lines(self._batches.pending(self._batch_id, kind))
+
+
+def _lines(results: list[bytes]) -> bytes:
+    return b"".join(result + b"\n" for result in results)

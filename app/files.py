@@ -21,6 +21,7 @@ resource = Blueprint("files", __name__)
 PURPOSES = ("batch", "user_data", "assistants", "evals", "fine-tune", "vision")
 BATCH_OUTPUT = "batch_output"
 MAX_PAGE = 10_000
+_PIECE_BYTES = 1 << 20
 _FORM_BYTES = 1 << 16  # what the form has beside the file
 _EXPIRES_S = (3_600, 2_592_000)
 _FILE_ID = re.compile(r"file-[0-9a-f]{32}")
@@ -40,7 +41,7 @@ def create() -> Response:
         raise too_large(s.settings.max_file_bytes)
     name = (upload.filename or "upload")[-255:]
     file = File.new(new_file_id(), caller().name, name, purpose, size_bytes, expires_s)
-    s.storage.write(file.stored_as, upload.stream)
+    s.storage.write(file.stored_as, iter(lambda: upload.stream.read(_PIECE_BYTES), b""))
     s.files.add(file)
     return jsonify(_view(file))
 

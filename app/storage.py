@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 import obstore
 from obstore.exceptions import BaseError
@@ -33,10 +32,14 @@ class Storage:
             self._folder = Path(url).absolute()
             self._store = LocalStore(self._folder, mkdir=True)
 
-    def write(self, name: str, content: IO[bytes] | Iterable[bytes]) -> None:
+    def write(self, name: str, pieces: Iterable[bytes]) -> None:
         """Create or replace an object. It survives a crash of this machine, as far as the storage can."""
         try:
-            obstore.put(self._store, name, content, chunk_size=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE)
+            with obstore.open_writer(
+                self._store, name, buffer_size=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE
+            ) as writer:
+                for piece in pieces:
+                    writer.write(piece)
             self._sync(name)
         except (BaseError, OSError) as error:
             raise _away(error) from error
