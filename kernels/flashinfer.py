@@ -38,7 +38,7 @@ class FlashInferKernels(ReferenceKernels):
         return Plan(batch, device, self._wrappers(device))
 
     def append(self, k: Tensor, v: Tensor, layer_kv: Tensor, plan: Plan | GraphPlan) -> None:
-        if k.dtype not in DTYPES:
+        if not supports(k.dtype, k.shape[-1]):
             assert isinstance(plan, Plan)
             super().append(k, v, layer_kv, plan.reference)
             return

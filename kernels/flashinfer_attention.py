@@ -17,6 +17,7 @@ HEAD_DIMS = (64, 128, 256)
 DTYPES = (torch.bfloat16, torch.float16)
 WORKSPACE_BYTES = 256 << 20
 _HOPPER = (9, 0)
+_FA3_HEAD_DIM = 128
 _GROUP_FOR_TENSOR_CORES = 4  # query heads per KV head from which they pay in decode
 
 
@@ -42,8 +43,9 @@ class Variant(NamedTuple):
         return self.heads // self.kv_heads >= _GROUP_FOR_TENSOR_CORES
 
     def backend(self, device: torch.device) -> str:
-        """Of prefill: FlashAttention 3 on Hopper, where its plain form is compiled ahead."""
-        plain = self.window is None and self.soft_cap is None
+        """Of prefill: FlashAttention 3 on Hopper for heads of 128, as large models have them, in its plain
+        form. The others would be minutes of compiling for little."""
+        plain = self.window is None and self.soft_cap is None and self.head_dim == _FA3_HEAD_DIM
         hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) == _HOPPER
         return "fa3" if plain and hopper else "fa2"
 

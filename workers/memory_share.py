@@ -44,7 +44,7 @@ def pool_bytes(memory: DeviceMemory, fraction: float, working: int) -> int:
         raise SettingsError(
             f"GPU_MEMORY_FRACTION={fraction:.3g} of {_gib(memory.total)} leaves no KV pool: "
             f"{_gib(memory.own)} are weights, {_gib(working)} what steps need, {_gib(memory.free)} are free. "
-            "Raise it, lower CHUNK_TOKENS or MAX_RUNNING, end what else holds the GPU, or take a smaller model"
+            "Raise it, lower CHUNK_TOKENS or MAX_RUNNING, end what else holds the GPU, or use a smaller model"
         )
     return left
 

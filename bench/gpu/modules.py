@@ -34,7 +34,9 @@ def specs() -> Iterator[Any]:
         shape = (DTYPE, DTYPE, DTYPE, torch.int32, head_dim, head_dim, 0, False, False)
         yield attention.gen_batch_decode_module(*shape)
         yield attention._gen_batch_prefill_primary_module("fa2", *shape, False)
-        yield attention.gen_batch_prefill_module("fa3", *shape, False)
+    yield attention.gen_batch_prefill_module(
+        "fa3", DTYPE, DTYPE, DTYPE, torch.int32, 128, 128, 0, False, False, False
+    )
     for variant in ((True, False), (False, True)):  # a sliding window, a logit soft cap
         shape = (DTYPE, DTYPE, DTYPE, torch.int32, HEAD_DIMS[0], HEAD_DIMS[0], 0, *variant)
         yield attention.gen_batch_decode_module(*shape)

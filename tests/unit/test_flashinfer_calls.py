@@ -187,6 +187,31 @@ def test_a_graph_plan_keeps_its_memory(calls: Calls) -> None:
     assert len(plans) == 4
 
 
+@pytest.mark.parametrize("head_dim", [24, 80, 96])
+def test_other_head_sizes_never_reach_flashinfer(calls: Calls, head_dim: int) -> None:
+    kernels = FlashInferKernels()
+    plan = kernels.plan(MIXED, META)
+    q, k = (
+        torch.empty(MIXED.tokens, heads, head_dim, dtype=torch.bfloat16, device=META)
+        for heads in (HEADS, KV_HEADS)
+    )
+    layer_kv = torch.empty(PAGES, 2, PAGE_SIZE, KV_HEADS, head_dim, dtype=torch.bfloat16, device=META)
+    cos_sin = torch.empty(64, head_dim, device=META)
+    q, k = kernels.rope(q, k, torch.empty(MIXED.tokens, dtype=torch.int64, device=META), cos_sin)
+    kernels.append(k, k, layer_kv, plan)
+    assert kernels.attention(q, layer_kv, plan, scale=1.0).shape == q.shape
+    assert calls.bound == {}
+
+
+def test_flash_attention_3_is_for_what_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    plain = Variant(32, 8, 128, 16, torch.bfloat16, 1.0, None, None)
+    cuda = torch.device("cuda", 0)
+    assert plain.backend(cuda) == "fa3"
+    for other in (plain._replace(head_dim=64), plain._replace(window=9), plain._replace(soft_cap=2.0)):
+        assert other.backend(cuda) == "fa2"
+
+
 def test_groups_of_four_decode_on_tensor_cores() -> None:
     variant = Variant(32, 8, 128, 16, torch.bfloat16, 1.0, None, None)
     assert variant.tensor_cores
