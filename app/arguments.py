@@ -18,6 +18,12 @@ def whole(name: str, text: str, low: int, high: int) -> int:
     return int(text)
 
 
+def last_event() -> int | None:
+    """The number of the last event that the client of a stream has. Raises ApiError."""
+    header = request.headers.get("Last-Event-ID")
+    return whole("Last-Event-ID", header, 0, 1 << 31) if header else None
+
+
 def choice_argument(name: str, *allowed: str) -> str:
     """One of `allowed`; the first where none is given. Raises ApiError."""
     text = request.args.get(name, allowed[0]).lower()

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from flask import Response, jsonify, request
 
+from app.arguments import last_event
 from app.attendance import Attendance, client_left, refuse_failure
 from app.client import ClientGone
 from app.errors import ApiError
@@ -40,13 +41,19 @@ class View(Protocol):
 
 
 class Generation:
-    """The answer to a client that stays, in chunks or whole."""
+    """The answer to a client that stays, in chunks or whole.
+
+    Where the request has a key, chunks are numbered: its client may come again for those it has not seen.
+    Others are not, since clients that expect `data:` at the beginning of each event would lose them.
+    """
 
     def __init__(self, service: Service, accepted: Accepted, view: View) -> None:
         self._service = service
         self._accepted = accepted
         self._view = view
         self._created = int(time.time())
+        self._numbered = accepted.goes_on
+        self._seen = last_event()
         self._attendance = Attendance(service, view.kind, accepted, request.environ)
 
     def answer(self, stream: bool, options: StreamOptions | None) -> Response:
@@ -75,7 +82,7 @@ class Generation:
     def _frames(self, options: StreamOptions) -> Iterator[str]:
         try:
             if first := self._view.first():
-                yield self._frame(first, options, self._view.about_prompt())
+                yield self._unseen(0, self._frame(first, options, self._view.about_prompt()))
             for item in self._attendance.events():
                 if item is None:
                     yield PING
@@ -93,7 +100,13 @@ class Generation:
         yield DONE
 
     def _token_frame(self, token: Token, options: StreamOptions) -> str:
-        return self._frame(self._view.token(token), options)
+        return self._unseen(token.position + 1, self._frame(self._view.token(token), options))
+
+    def _unseen(self, number: int, text: str) -> str:
+        """A chunk with its number; nothing if the client has it."""
+        if self._seen is not None and number <= self._seen:
+            return ""
+        return f"id: {number}\n{text}" if self._numbered else text
 
     def _frame(
         self, choice: dict[str, Any], options: StreamOptions, about: dict[str, Any] | None = None

@@ -9,7 +9,7 @@ from flask import Blueprint, Response, jsonify, request
 from redis.exceptions import RedisError
 
 from app.access import caller
-from app.arguments import switch_argument, whole, whole_argument
+from app.arguments import last_event, switch_argument, whole_argument
 from app.client import ClientGone, client_gone
 from app.errors import ApiError, invalid, unknown_request
 from app.events import TICK_S, events
@@ -179,10 +179,8 @@ def _valid_id(request_id: str) -> str:
 
 def _resume_position() -> int:
     """How many tokens the client has: of the header that browsers send, or of `after`."""
-    header = request.headers.get("Last-Event-ID")
-    if not header:
-        return whole_argument("after", 0, 1 << 31) or 0
-    return whole("Last-Event-ID", header, 0, 1 << 31)
+    seen = last_event()
+    return (whole_argument("after", 0, 1 << 31) or 0) if seen is None else seen
 
 
 def _wait_argument() -> float:

@@ -8,7 +8,7 @@ from typing import Any
 from flask import Blueprint, Response, jsonify, request
 
 from app.access import caller
-from app.arguments import choice_argument, switch_argument, whole, whole_argument
+from app.arguments import choice_argument, last_event, switch_argument, whole_argument
 from app.attendance import Attendance, client_left, refuse_failure
 from app.client import ClientGone
 from app.errors import ApiError, invalid
@@ -217,8 +217,7 @@ def _frames(
 
 def _last_seen() -> int:
     """The last event that the client has: of the header that browsers send, or of `starting_after`."""
-    header = request.headers.get("Last-Event-ID")
-    if header:
-        return whole("Last-Event-ID", header, 0, _MOST_EVENTS)
-    after = whole_argument("starting_after", 0, _MOST_EVENTS)
-    return -1 if after is None else after
+    seen = last_event()
+    if seen is None:
+        seen = whole_argument("starting_after", 0, _MOST_EVENTS)
+    return -1 if seen is None else seen

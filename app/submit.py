@@ -9,6 +9,7 @@ from flask import current_app, g, request
 
 from app.access import caller
 from app.admission import missing, most_output_tokens
+from app.arguments import last_event
 from app.body import Body, read_body
 from app.errors import RETRY_AFTER_S, ApiError, invalid, unavailable
 from app.line import Line, current_line
@@ -61,6 +62,8 @@ def submit(
     if key and (accepted := _accepted_before(service, key, body_hash, len(prompt_ids))):
         service.meters.submitted.labels(kind, "replayed").inc()
         return accepted
+    if last_event() is not None:
+        raise _nothing_to_resume()
     max_tokens = _max_tokens(service, body.output_tokens, prompt_ids)
     line = current_line()
     submission = Submission(
@@ -134,6 +137,11 @@ def _limited(early_ms: int) -> ApiError:
     return ApiError(
         429, message, code="rate_limit_exceeded", retry_after_s=max(RETRY_AFTER_S, -(-early_ms // 1000))
     )
+
+
+def _nothing_to_resume() -> ApiError:
+    message = "No stream to go on with: send the Idempotency-Key of its request, or no Last-Event-ID."
+    return ApiError(404, message, code="request_not_found", param="Last-Event-ID")
 
 
 def _key_conflict() -> ApiError:

@@ -272,3 +272,43 @@ def test_a_silent_stream_reaches_a_client_that_trims_what_arrives(
         events = b"".join(pieces).decode()
     assert events.startswith("data: ")
     assert events.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_stream_with_a_key_goes_on_where_it_broke(
+    gateway: GatewayProcess, worker: ScriptedWorker, spoken: list[Token], path: str
+) -> None:
+    words = {"messages": CHAT} if "chat" in path else {"prompt": "France"}
+    body = {**words, "stream": True, "stream_options": {"include_usage": True}}
+    key = {"Idempotency_Key": f"broken-{path}"}
+    stream = gateway.stream("POST", path, body, **key)
+    claimed = worker.claim()
+    worker.emit(claimed, spoken[:3])
+    first = stream.events(3)
+    stream.close()
+    seen = str(first[-1].event_id)
+    stream = gateway.stream("POST", path, body, Last_Event_ID=seen, **key)
+    worker.emit(claimed, spoken[3:], Finish("stop", None, HELD))
+    *rest, usage, done = stream.events()
+    assert (usage.data["choices"], done.data) == ([], "[DONE]")
+    told = [event.data["choices"][0] for event in first + rest]
+    assert "".join(c["text"] if "text" in c else c["delta"].get("content", "") for c in told) == TEXT + HELD
+    start = 0 if "chat" in path else 1
+    numbered = [event.event_id for event in first + rest if event.event_id is not None]
+    assert numbered == list(range(start, len(spoken) + 1))
+    again = gateway.stream("POST", path, body, **key).events()
+    assert len(again) == len(first + rest) + 2
+
+
+def test_a_stream_without_a_key_has_plain_chunks(
+    client: openai.OpenAI, gateway: GatewayProcess, answering: Answering
+) -> None:
+    events = gateway.stream("POST", "/v1/completions", {"prompt": "France", "stream": True}).events()
+    assert {event.event_id for event in events} == {None}
+
+
+@pytest.mark.parametrize("headers", [{}, {"Idempotency_Key": "never came"}])
+def test_nothing_to_go_on_with(gateway: GatewayProcess, worker: ScriptedWorker, headers: Any) -> None:
+    body = {"prompt": "France", "stream": True}
+    reply = gateway.call("POST", "/v1/completions", body, Last_Event_ID="2", **headers)
+    assert (reply.status, reply.body["error"]["param"]) == (404, "Last-Event-ID")
