@@ -15,7 +15,11 @@ from app.strict import Strict
 
 LOGPROBS = "message.output_text.logprobs"
 _INCLUDE = (LOGPROBS, "reasoning.encrypted_content")  # no model here has reasoning of that kind
-_NOT_SUPPORTED = ("conversation", "prompt", "max_tool_calls", "context_management", "moderation")
+_NOT_SUPPORTED = (
+    *("conversation", "prompt", "max_tool_calls", "context_management", "moderation"),
+    # What a chat would show beside its text, and an answer here has no place for.
+    *("logprobs", "prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids", "echo"),
+)
 # Fields of a chat that mean the same here: those of the sampler and of the template.
 _SHARED = set(Conversation.model_fields) - {"messages", "max_tokens", "response_format"}
 
@@ -94,7 +98,7 @@ class ResponseBody(Strict):
 def parse_response(fields: dict[str, Any]) -> ResponseBody:
     """Raises ApiError that names the first wrong field."""
     for name in _NOT_SUPPORTED:
-        if name in fields:
+        if fields.get(name, False) is not False:
             raise invalid(f"{name} is not supported: leave it out.", name, code="unsupported_parameter")
     body = validate(ResponseBody, fields)
     if unknown := [name for name in body.include if name not in _INCLUDE]:

@@ -229,6 +229,35 @@ def _open(rooms: Rooms) -> list[str]:
     return [record.request_id for record in rooms.list_requests(200) if not record.state.terminal]
 
 
+@pytest.mark.parametrize("endpoint", ["/v1/chat/completions", "/v1/responses"])
+def test_other_endpoints(
+    client: openai.OpenAI, processor: ProcessorProcess, answering: Answering, endpoint: Any
+) -> None:
+    said: Any = {"messages": [{"role": "user", "content": "x"}]} if "chat" in endpoint else {"input": "x"}
+    lines = [{"custom_id": str(i), "method": "POST", "url": endpoint, "body": said} for i in range(3)]
+    batch = client.batches.create(
+        input_file_id=upload(client, as_file(lines)), endpoint=endpoint, completion_window="24h"
+    )
+    batch = ended(client, batch)
+    output = content(client, batch.output_file_id)
+    assert (batch.status, len(output)) == ("completed", 3)
+    assert "one two" in json.dumps(output["0"]["response"]["body"])
+    assert batch.usage
+    assert batch.usage.output_tokens > 0
+
+
+def test_several_processors_share_the_work(
+    client: openai.OpenAI, processor: ProcessorProcess, env: dict[str, str], answering: Answering
+) -> None:
+    with ProcessorProcess(Path(env["LOG"]) / "second", **env):
+        batches = [start(client, as_file(chat_lines(40))) for _ in range(4)]
+        for batch in batches:
+            batch = ended(client, batch)
+            assert batch.status == "completed"
+            assert len(content(client, batch.output_file_id)) == 40
+    assert len(answering.claimed) == 160
+
+
 def test_a_key_makes_one_batch(client: openai.OpenAI, processor: ProcessorProcess) -> None:
     file_id = upload(client, b"{")
     body: Any = {"input_file_id": file_id, "endpoint": ENDPOINT, "completion_window": "24h"}
