@@ -1,7 +1,8 @@
 """How the next token of a request is chosen, as the client asked for it."""
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from hashlib import blake2b
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,14 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         return self.temperature < 1e-5
+
+    def sample(self, index: int) -> "SamplingParams":
+        """For another sample of the same prompt: its draws are its own. Index 0 is this one, and alone tells
+        of the prompt."""
+        if index == 0:
+            return self
+        digest = blake2b(f"{self.seed}/{index}".encode(), digest_size=8).digest()
+        return replace(self, seed=int.from_bytes(digest) >> 1, prompt_logprobs=None)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"))

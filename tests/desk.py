@@ -39,12 +39,17 @@ class Task:
 
     request_id: str
     ends: list[str] = field(default_factory=list)
+    beside: list["Task"] = field(default_factory=list)
 
     def succeed(self, result: str) -> None:
         self.ends.append(f"ok: {result}")
 
     def fail(self, error: str) -> None:
         self.ends.append(f"failed: {error}")
+
+    def fork(self, request_id: str) -> "Task":
+        self.beside.append(Task(request_id))
+        return self.beside[-1]
 
 
 class ScriptedRooms:
@@ -184,6 +189,7 @@ class RecordingDesk:
         self.boot = "here"
         self.total_pages = 100
         self.capacity_tokens = 1600
+        self.room_tokens = 1600
         self.calls = Calls()
         self.told: list[Command] = []
         self.rung: list[Ring] = []
@@ -207,6 +213,12 @@ class RecordingDesk:
 
     def peer(self, boot: str) -> WorkerCard | None:
         return self.peers.get(boot)
+
+    def room_for(self, tokens: int) -> int:
+        return self.room_tokens // tokens
+
+    def fork(self, task: Any, request_id: str) -> Any:
+        return task.fork(request_id)
 
     def done(self, task: Any, result: str) -> None:
         task.succeed(result)

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from app.programs import worker_command, worker_env
 from app.supervisor import die_with_parent
-from relay.request import Record, Ring, Submission
+from relay.request import Record, Ring, Submission, member_id
 from relay.rooms import Rooms
 from relay.routing import queue_of
 from relay.sampling import SamplingParams
@@ -130,13 +130,28 @@ class Relay:
     # ---- a client
 
     def submit(self, prompt: Sequence[int], ring: bool = True, **params: Any) -> str:
-        request_id = f"req_{secrets.token_hex(8)}"
+        return self.submit_samples(prompt, 1, ring, **params)[0]
+
+    def submit_samples(
+        self, prompt: Sequence[int], samples: int, ring: bool = True, **params: Any
+    ) -> list[str]:
+        """Several of one prompt; the first leads."""
+        leader = f"req_{secrets.token_hex(8)}"
         sampling = SamplingParams(**{"temperature": 0.0, "max_tokens": 16, **params})
-        submitted = self.rooms.submit(Submission(request_id, tuple(prompt), sampling, timeout_ms=120_000))
-        assert submitted.rings
+        group = [
+            Submission(
+                request_id=member_id(leader, index),
+                prompt_ids=tuple(prompt),
+                params=sampling.sample(index),
+                timeout_ms=120_000,
+                leader=leader if index else None,
+            )
+            for index in range(samples)
+        ]
+        (bell,) = self.rooms.submit(*group).rings
         if ring:
-            self.ring(submitted.rings[0])
-        return request_id
+            self.ring(bell)
+        return [member.request_id for member in group]
 
     def ring(self, bell: Ring) -> None:
         self.app.send_task(

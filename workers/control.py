@@ -155,6 +155,16 @@ class Control:
         except AWAY:
             return None
 
+    def room_for(self, tokens: int) -> int:
+        if self._drain.begun or self._engine.heartbeat.late(time.monotonic()):
+            return 0
+        return max(0, min(self._budget.free_tokens // tokens, self.settings.max_running - self.active))
+
+    def fork(self, task: TaskHandle, request_id: str) -> TaskHandle:
+        forked = task.fork(request_id)
+        self._tasks.add(forked)
+        return forked
+
     def done(self, task: TaskHandle, result: str) -> None:
         self._tasks.discard(task)
         task.succeed(result)

@@ -1,16 +1,18 @@
 """The decode leg: claim → reserve → publish → seal → PREBUILT → steps, and every way in which it may end.
 
-A unified worker runs the same legs with another first step: it prefills into its own pool.
+A unified worker runs the same legs with another first step: it prefills into its own pool. So does a fork,
+another sample of a prompt whose KV is here: it finds all but the last page of it in the prefix cache.
 """
 
 import logging
+import secrets
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 
-from relay.answers import Kept, Moved, RoomState
+from relay.answers import Forked, Kept, Moved, RoomState
 from relay.log import event as log_event
 from relay.mailbox import Ended, Mail, Ready, Settled
 from relay.request import Claimed, Hold, Leg, Why
@@ -30,6 +32,7 @@ from workers.engine.messages import (
     Reserved,
     Retracted,
 )
+from workers.engine.policy import fork_tokens
 from workers.legs import Desk, Legs, ignore, is_calm, work_of
 from workers.output import Close, Closed, Finished, Lost, Open, Outcome, OutputThread
 from workers.quarantine import Quarantine, Suspect, Unproven
@@ -95,6 +98,8 @@ class DecodeLegs(Legs):
                 self._close(leg, Why.RETRACT)
             case Failed() if leg is not None:
                 self._fail(leg, "engine_failed", event.reason)
+            case Prefilled() if leg is not None and leg.phase is Phase.RUNNING:
+                self._claim_forks(leg)
             case Reserved() | Refused() | Retracted() | Failed() | Admitted() | Prefilled():
                 pass  # of a leg that is gone; its Drop is on the way
             case _:
@@ -164,6 +169,38 @@ class DecodeLegs(Legs):
         log_event(
             log, "prebuilt", request=leg.claimed.hold.request_id, room=leg.claimed.room, tokens=seal.tokens
         )
+        self._claim_forks(leg)
+
+    # ---- other samples of its prompt
+
+    def _claim_forks(self, leg: DecodeLeg) -> None:
+        """The KV of the prompt is in this pool: as many of those that wait for it as there is room for begin
+        here, and the others are told to go."""
+        claimed, settings = leg.claimed, self._desk.settings
+        if not claimed.forks:
+            return
+        tokens = fork_tokens(
+            len(claimed.prompt_ids), claimed.params.max_tokens, settings.reserve_tokens, settings.page_size
+        )
+        nonces = [secrets.token_hex(16) for _ in range(min(claimed.forks, self._desk.room_for(tokens)))]
+
+        def then(forked: Forked | None) -> None:
+            for fork in forked.claimed if forked is not None else ():
+                request_id = fork.hold.request_id
+                log_event(log, "forked", request=request_id, leader=claimed.hold.request_id)
+                self._run(fork, self._desk.fork(leg.task, request_id))
+
+        boot, lease_ms = self._desk.boot, settings.lease_ms
+        self._desk.call(lambda: self._desk.rooms.claim_forks(claimed.hold, boot, lease_ms, nonces), then)
+
+    def _run(self, claimed: Claimed, task: TaskHandle) -> None:
+        """Prompt and all tokens are computed here."""
+        leg = DecodeLeg(claimed, task, phase=Phase.RUNNING)
+        self._legs[leg.key] = leg
+        self._output.put(Open(leg.key, claimed))
+        self._desk.tell(Prefill(work_of(claimed), relay=False))
+
+    # ---- how it ends
 
     def on_outcome(self, outcome: Outcome) -> None:
         leg = self._legs.get(outcome.key)
@@ -173,6 +210,8 @@ class DecodeLegs(Legs):
             case Finished():
                 self._remove(leg)
                 self._desk.done(leg.task, outcome.reason)
+                for bell in outcome.rings:
+                    self._desk.ring(bell)
                 log_event(log, "finished", request=leg.claimed.hold.request_id, reason=outcome.reason)
             case Lost(error=None):
                 self._lose(leg, "lost")
@@ -306,10 +345,7 @@ class UnifiedLegs(DecodeLegs):
     takes = Leg.BOTH
 
     def start(self, claimed: Claimed, task: TaskHandle) -> None:
-        leg = DecodeLeg(claimed, task, phase=Phase.RUNNING)
-        self._legs[leg.key] = leg
-        self._output.put(Open(leg.key, claimed))
-        self._desk.tell(Prefill(work_of(claimed), relay=False))
+        self._run(claimed, task)
 
 
 def seal_problem(seal: Seal | None, leg: DecodeLeg, receiver: KVReceiver) -> str | None:

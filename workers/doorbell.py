@@ -12,6 +12,9 @@ class TaskHandle(Protocol):
 
     def fail(self, error: str) -> None: ...
 
+    def fork(self, request_id: str) -> "TaskHandle":
+        """A task beside this one, for a leg that begins in this worker without a doorbell."""
+
 
 class Doorbell(NamedTuple):
     """A credit to claim one leg. It names a request, so that Flower can show one."""

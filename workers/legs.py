@@ -48,6 +48,12 @@ class Desk(Protocol):
     def peer(self, boot: str) -> WorkerCard | None:
         """The card of another worker, read once; None when it is not alive."""
 
+    def room_for(self, tokens: int) -> int:
+        """How many more legs may begin here now that need `tokens` tokens each."""
+
+    def fork(self, task: TaskHandle, request_id: str) -> TaskHandle:
+        """Begin a Celery task beside `task`."""
+
     def done(self, task: TaskHandle, result: str) -> None:
         """End a Celery task as SUCCESS."""
 

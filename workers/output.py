@@ -10,7 +10,7 @@ from typing import NamedTuple
 from relay.answers import Emission, EmitOutcome, Emitted
 from relay.log import event
 from relay.redis_client import AWAY
-from relay.request import Claimed
+from relay.request import Claimed, Ring
 from relay.rooms import Rooms
 from relay.tokenizer import Tokenizer
 from workers.engine.messages import Crashed, Produced
@@ -45,10 +45,12 @@ Message = Open | Close | Sequence[Produced]
 
 
 class Finished(NamedTuple):
-    """The record has the end of the request: `reason` is stop or length. The engine may still run the leg."""
+    """The record has the end of the request: `reason` is stop or length. The engine may still run the leg.
+    `rings` for the forks that nobody claimed beside it."""
 
     key: str
     reason: str
+    rings: tuple[Ring, ...] = ()
 
 
 class Lost(NamedTuple):
@@ -194,7 +196,7 @@ class OutputThread:
         if answer.outcome is EmitOutcome.STALE:
             self._end(Lost(key))
         elif answer.outcome is EmitOutcome.DONE and emission.finish is not None:
-            self._end(Finished(key, emission.finish.reason))
+            self._end(Finished(key, emission.finish.reason, answer.rings))
         else:
             try:
                 self._outboxes[key].answer(emission, answer)

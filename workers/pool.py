@@ -11,6 +11,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from celery import signals
@@ -21,6 +22,7 @@ from celery.worker.request import Request
 from relay.celery import LEG_OF_TASK
 from relay.log import event
 from workers.doorbell import Doorbell, TaskHandle
+from workers.task import Task, announce_end, introduction
 
 log = logging.getLogger(__name__)
 
@@ -69,30 +71,12 @@ class EngineHost(Protocol):
         """Close the mailbox last, deregister, join the threads."""
 
 
-class Task:
-    """One running Celery task. `succeed` and `fail` may come from any thread; the first end counts."""
-
-    def __init__(self, pool: "EnginePool", request: Request) -> None:
-        self._pool = pool
-        self.request = request
-
-    def succeed(self, result: str) -> None:
-        self._pool.complete(self, result, failed=False)
-
-    def fail(self, error: str) -> None:
-        self._pool.complete(self, error, failed=True)
-
-    def terminate(self, signal: int | None = None) -> None:
-        """Celery's word for both a revoke and a cold shutdown; the latter cancels no request of a client."""
-        if not self.request._already_cancelled:
-            self._pool.abort(self)
-
-
 class EnginePool(BasePool):  # type: ignore[misc]
     """Hands doorbells to an EngineHost and ends their Celery tasks when the host says so.
 
-    Ends arrive from the host's threads in a queue of their own, because the hub's ready callbacks have no
-    order, and are applied on the hub thread: by the hub while it runs, by `on_stop` after that.
+    Ends, and beginnings of forks, arrive from the host's threads in a queue of their own, because the hub's
+    ready callbacks have no order, and are applied on the hub thread: by the hub while it runs, by `on_stop`
+    after that.
     """
 
     signal_safe = False
@@ -103,7 +87,8 @@ class EnginePool(BasePool):  # type: ignore[misc]
         self._host: EngineHost | None = None
         self._hub: Any = None
         self._running: set[Task] = set()  # Celery itself keeps only a weak reference
-        self._ends: deque[tuple[Task, str, bool]] = deque()
+        self._changes: deque[Callable[[], None]] = deque()
+        self._forks: dict[str, Task] = {}  # by task id, while Celery hands them over
         self._signals = 0
         self._stopping = False
 
@@ -127,7 +112,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
     def register_with_event_loop(self, hub: Any) -> None:
         """Called again after each reconnect, so what ended while Redis was away is applied then."""
         self._hub = hub
-        hub.call_soon(self._apply_ends)
+        hub.call_soon(self._apply)
 
     def on_apply(
         self,
@@ -138,13 +123,16 @@ class EnginePool(BasePool):  # type: ignore[misc]
         accept_callback: Callable[..., Any],
         **_: Any,
     ) -> Task:
-        """Accept a doorbell. Whatever goes wrong ends this task: an exception here would end the worker."""
+        """Accept a doorbell, or a fork, whose leg is there already. Whatever goes wrong ends this task: an
+        exception here would end the worker."""
         request: Request = callback.__self__  # type: ignore[attr-defined]
-        task = Task(self, request)
+        fork = self._forks.pop(request.id, None)
+        task = fork or Task(self, request)
         self._running.add(task)
         try:
             accept_callback(os.getpid(), time.monotonic())
-            self._ring(task)
+            if fork is None:
+                self._ring(task)
         except Exception as error:
             log.exception("doorbell_failed task=%s", request.id)
             task.fail(repr(error))
@@ -175,22 +163,42 @@ class EnginePool(BasePool):  # type: ignore[misc]
         assert self._host is not None
         return self._host.flush_cache()
 
-    def complete(self, task: Task, result: str, failed: bool) -> None:
-        """End a task; callable from any thread."""
-        self._ends.append((task, result, failed))
-        if self._hub is not None:
-            self._hub.call_soon(self._apply_ends)
+    def begin(self, task: Task) -> None:
+        """Let Celery know a fork; callable from any thread."""
+        self._change(partial(self._begin, task))
 
-    def _apply_ends(self) -> None:
-        while self._ends:
-            task, result, failed = self._ends.popleft()
-            if task not in self._running:
-                continue
-            self._running.remove(task)
-            try:
-                _end(task.request, result, failed)
-            except Exception:
-                log.exception("task_end_failed task=%s", task.request.id)
+    def complete(self, task: Task, result: str, failed: bool) -> None:
+        """End a task; callable from any thread. One that has ended already is ignored."""
+        self._change(partial(self._complete, task, result, failed))
+
+    def _change(self, change: Callable[[], None]) -> None:
+        self._changes.append(change)
+        if self._hub is not None:
+            self._hub.call_soon(self._apply)
+
+    def _apply(self) -> None:
+        while self._changes:
+            self._changes.popleft()()
+
+    def _begin(self, task: Task) -> None:
+        request = task.request
+        self._forks[request.id] = task
+        try:
+            state.task_reserved(request)
+            request.send_event("task-received", **introduction(request))
+            request.execute_using_pool(self)
+        except Exception:
+            log.exception("fork_failed task=%s", request.id)
+            self._forks.pop(request.id, None)
+
+    def _complete(self, task: Task, result: str, failed: bool) -> None:
+        if task not in self._running:
+            return
+        self._running.remove(task)
+        try:
+            announce_end(task.request, result, failed)
+        except Exception:
+            log.exception("task_end_failed task=%s", task.request.id)
 
     def _on_signal(self, **_: Any) -> None:
         """Runs inside the signal handler, so it only counts."""
@@ -215,7 +223,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
             self._wait(self._host)
             self._host.stop()
             atexit.register(self._leave)
-        self._apply_ends()
+        self._apply()
 
     def _leave(self) -> None:
         """The last act of a process whose host has stopped. Taking the interpreter apart around native
@@ -231,7 +239,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
             if self._hurried() and not told:
                 told = True
                 host.hand_back()
-            self._apply_ends()
+            self._apply()
             time.sleep(_DRAIN_POLL_S)
 
     def on_terminate(self) -> None:
@@ -251,14 +259,3 @@ class EnginePool(BasePool):  # type: ignore[misc]
         info["running"] = len(self._running)
         info["engine"] = self._host.stats() if self._host is not None else {}
         return info
-
-
-def _end(request: Request, result: str, failed: bool) -> None:
-    """Announce the end of a task, unless a revoke or a cold shutdown has announced one already."""
-    if request._already_revoked or request._already_cancelled:
-        return
-    state.task_ready(request, successful=not failed)
-    if failed:
-        request.send_event("task-failed", exception=result, traceback="")
-    else:
-        request.send_event("task-succeeded", result=result, runtime=time.time() - request.time_start)

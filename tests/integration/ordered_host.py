@@ -1,8 +1,9 @@
 """An EngineHost that does what the files in a folder say, so that a test decides how each task ends.
 
 It runs inside a real Celery worker: CELERY_CUSTOM_WORKER_POOL=tests.integration.ordered_host:OrderedPool.
-The folder is ORDERS. A file `<request>.ok` or `<request>.failed` ends that task; what the pool asks of the
-host is appended to `calls`. The rest of the behaviour is in ORDERS_CAPACITY and ORDERS_GRACE_S.
+The folder is ORDERS. A file `<request>.ok` or `<request>.failed` ends that task, and `<request>.<other>.fork`
+begins another beside it; what the pool asks of the host is appended to `calls`. The rest of the behaviour is
+in ORDERS_CAPACITY and ORDERS_GRACE_S.
 """
 
 import os
@@ -44,6 +45,11 @@ class OrderedHost:
                     task.succeed(f"{order.stem} done")
                 else:
                     task.fail(f"{order.stem} went wrong")
+            for order in self.folder.glob("*.fork"):
+                leader, fork, _ = order.name.split(".")
+                with self.lock:
+                    self.running[fork] = self.running[leader].fork(fork)
+                order.unlink()
             if self.drain_ends is not None and time.monotonic() > self.drain_ends:
                 self.hand_back()
 

@@ -186,6 +186,50 @@ def test_terminate_aborts_one_request(start: Start) -> None:
     assert "succeeded" not in worker.states(doomed)
 
 
+def test_a_fork_is_a_task_like_any_other(start: Start) -> None:
+    """No message crosses the broker for it, but Celery and Flower see it come, run and end."""
+    worker = start().ready()
+    leader = worker.ring("req_1")
+    until(lambda: worker.rung() == ["req_1"], "the leader runs")
+    worker.order("req_1.req_2", "fork")
+    worker.order("req_1.req_3", "fork")
+    until(lambda: len(worker.inspect("active")) == 3, "all are active")
+    forks = {task["args"][0]: task["id"] for task in worker.inspect("active")}
+    assert worker.rung() == ["req_1"], "they are no doorbells"
+    assert worker.inspect("stats")["pool"]["running"] == 3
+
+    worker.order("req_1")
+    until(lambda: worker.states(leader)[-1:] == ["succeeded"], "the leader ends first")
+    worker.order("req_2")
+    until(lambda: worker.states(forks["req_2"]) == ["received", "started", "succeeded"], "a fork succeeds")
+    (received,) = [
+        e for e in worker.events if e.get("uuid") == forks["req_2"] and e["type"] == "task-received"
+    ]
+    assert (received["name"], received["args"], received["parent_id"]) == (
+        "kvrelay.prefill",
+        "('req_2',)",
+        leader,
+    )
+
+    worker.app.control.revoke(forks["req_3"], terminate=True)
+    until(lambda: "abort req_3" in worker.calls(), "Terminate reaches a fork")
+    until(lambda: worker.states(forks["req_3"])[-1:] == ["revoked"], "the fork is revoked")
+    until(lambda: worker.inspect("active") == [], "nothing is active")
+
+
+def test_a_fork_of_an_outage_is_told_afterwards(broker: RedisServer, start: Start) -> None:
+    worker = start().ready()
+    worker.ring("req_1")
+    until(lambda: worker.rung() == ["req_1"], "the leader runs")
+    broker.kill()
+    worker.order("req_1.req_2", "fork")
+    until(lambda: not (worker.orders / "req_1.req_2.fork").exists(), "a fork begins during the outage")
+    broker.start()
+    until(lambda: len(worker.inspect("active")) == 2, "it is active")
+    worker.order("req_2")
+    until(lambda: len(worker.inspect("active")) == 1, "it has ended")
+
+
 def test_bad_doorbells_fail_and_the_worker_lives(start: Start) -> None:
     worker = start().ready()
     bells = [

@@ -149,6 +149,26 @@ def test_a_stuck_engine_claims_nothing(start: Start) -> None:
     assert task.ends == []
 
 
+def test_forks_are_bounded_by_pages_by_tasks_and_by_what_ails_the_worker(start: Start) -> None:
+    worker = start(max_running=3)
+    control, task = worker.control, Task("req_1")
+    assert control.room_for(800) == 2
+    assert control.room_for(1) == 3
+    fork = control.fork(task, "req_2")
+    assert task.beside == [fork]
+    assert (control.active, control.room_for(1)) == (1, 2)
+    control.done(fork, "stop")
+    assert (control.active, control.room_for(1)) == (0, 3)
+    worker.engine.headroom = HEADROOM._replace(free_tokens=0)
+    assert control.room_for(1) == 0
+    worker.engine.headroom = HEADROOM
+    worker.engine.heartbeat = Heartbeat(1, time.monotonic() - 1)
+    assert control.room_for(1) == 0, "its legs will be taken from it"
+    worker.engine.heartbeat = Heartbeat(1, None)
+    control.put(Order.DRAIN)
+    worker.wait(lambda: control.room_for(1) == 0, "who drains takes nothing on")
+
+
 def test_a_doorbell_becomes_a_leg_and_ends_with_it(start: Start) -> None:
     worker = start()
     task = worker.ring()

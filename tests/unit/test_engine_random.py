@@ -168,7 +168,7 @@ class Client:
                         self.receiving[event.key] = event
                 case Refused():
                     self.legs.pop(event.key, None)
-                case Prefilled():
+                case Prefilled() if event.key in self.relayed:
                     leg = self.legs[event.key]
                     assert event.first.token_id == answer(leg.prompt_ids)[len(leg.emitted)]
                 case Retracted():

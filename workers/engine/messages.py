@@ -33,7 +33,7 @@ class Work(NamedTuple):
 class Prefill(NamedTuple):
     """Compute prompt ⧺ emitted and sample the next token. With `relay` the engine then holds the pages
     until Drop (answers Admitted, layer groups, Prefilled); without, it goes on decoding (a unified
-    worker)."""
+    worker, or a fork beside its leader)."""
 
     work: Work
     relay: bool
@@ -93,8 +93,8 @@ class Admitted(NamedTuple):
 
 
 class Prefilled(NamedTuple):
-    """The last chunk is computed. `started` is when the first chunk began, monotonic seconds; `scores` where
-    they were asked for."""
+    """The last chunk is computed, and the whole pages are in the prefix cache. `started` is when the first
+    chunk began, monotonic seconds; `scores` where they were asked for."""
 
     key: str
     first: Sampled

@@ -27,6 +27,13 @@ def growth_pages(tokens: int, pages: int, limit_tokens: int, reserve_tokens: int
     return max(0, pages_for(min(tokens + reserve_tokens, limit_tokens), page_size) - pages)
 
 
+def fork_tokens(prompt_tokens: int, max_tokens: int, reserve_tokens: int, page_size: int) -> int:
+    """What another sample of a prompt needs beside the one whose whole pages it shares, with room to grow."""
+    shared_pages = (prompt_tokens - 1) // page_size  # at least one token is computed
+    limit_tokens = prompt_tokens + max_tokens
+    return page_size * growth_pages(prompt_tokens, shared_pages, limit_tokens, reserve_tokens, page_size)
+
+
 def free_tokens(available_pages: int, growth: int, waiting_pages: int, page_size: int) -> int:
     """What a new leg may need, after `growth` pages for those that run and the pages of those that wait."""
     return max(0, available_pages - growth - waiting_pages) * page_size

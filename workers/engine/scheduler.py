@@ -120,6 +120,7 @@ class Scheduler:
         assert policy.pages_for(sequence.tokens, self._page_size) == len(pages), "reserved for other tokens"
         sequence.computed_tokens = sequence.launched_tokens = sequence.tokens
         self._active[work.key] = sequence
+        self._share_computed(sequence)
         self._continue(sequence, prebuilt.first)
 
     def _drop(self, drop: Drop) -> None:
@@ -198,6 +199,7 @@ class Scheduler:
         else:
             assert sequence.started is not None
             scores = sequence.take_scores()
+            self.events.append(Prefilled(sequence.key, choice, sequence.started, now))
             prompted = Prompted(sequence.cached_tokens, sequence.started, now, scores)
             self._continue(sequence, choice, prompted)
 
