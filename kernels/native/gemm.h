@@ -33,7 +33,8 @@ struct Gemm {
     template <int Panels, int Rows>
     static void tile(const char* const* panel, const In* x, int64_t stride, int depth, float* out) {
         constexpr int distance = ahead(Rows);
-        F sum[Panels][parts][Rows] = {};
+        F sum[Panels][parts][Rows];  // in registers, which a loop that is not unrolled would prevent
+        each<Panels, Rows>([&](int p, int row, int i) { sum[p][i][row] = F{}; });
         const char* w[Panels];
         for (int p = 0; p < Panels; ++p) w[p] = panel[p];
         const int units = depth / pack<Weight>;
@@ -53,11 +54,19 @@ struct Gemm {
                 multiply<Panels, Rows>(sum, weight, x + row * stride + unit * pack<Weight>, row);
             }
         }
+        each<Panels, Rows>([&](int p, int row, int i) {
+            store(out + (p * Rows + row) * kPanel + i * Isa::width, sum[p][i][row]);
+        });
+    }
+
+    template <int Panels, int Rows, class Do>
+    static inline __attribute__((always_inline)) void each(Do one) {
+#pragma GCC unroll 16
         for (int p = 0; p < Panels; ++p) {
+#pragma GCC unroll 16
             for (int row = 0; row < Rows; ++row) {
-                for (int i = 0; i < parts; ++i) {
-                    store(out + (p * Rows + row) * kPanel + i * Isa::width, sum[p][i][row]);
-                }
+#pragma GCC unroll 16
+                for (int i = 0; i < parts; ++i) one(p, row, i);
             }
         }
     }
