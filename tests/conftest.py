@@ -10,6 +10,8 @@ import pytest
 from relay.rooms import Rooms
 from tests.servers import RedisServer, redis_binary, valkey_binary
 
+pytest.register_assert_rewrite("tests.kernel_contract")
+
 _models = itertools.count(1)
 
 

@@ -16,7 +16,7 @@ from bench.table import middle, percentile
 
 CONCURRENT = (1, 8, 32)
 PROMPTS_TOKENS = (512, 4096)
-POOL_MB = 16_384
+MEMORY_FRACTION = 0.5  # of the GPU, by both workers
 REPEATS = 5
 
 
@@ -63,7 +63,8 @@ def main() -> None:
             "DEVICE": args.device,
             "PREFILL_WORKERS": "1",
             "DECODE_WORKERS": "1",
-            "KV_POOL_MB": "64" if small else str(POOL_MB),
+            "KV_POOL_MB": "64" if small else "0",
+            "GPU_MEMORY_FRACTION": str(MEMORY_FRACTION),
             "CHUNK_TOKENS": "512" if small else "4096",
             "GROUP_LAYERS": "8",
             "LOG_LEVEL": "INFO",

@@ -8,27 +8,8 @@ import torch
 
 from kernels import Kernels, load_kernels
 from tests.gpu.on_device import OnDevice
-from tests.unit.test_kernels import (  # noqa: F401 - collected here, with the fixture below
-    PagedCase,
-    test_append_takes_views_of_a_fused_projection,
-    test_append_writes_the_new_tokens_and_nothing_else,
-    test_attention_equals_dense_float64,
-    test_attention_in_half_precision,
-    test_attention_of_every_head_size,
-    test_attention_over_a_long_context,
-    test_attention_with_window_and_soft_cap,
-    test_gated_activation_far_from_zero,
-    test_gated_activation_linear_and_embedding,
-    test_no_rows_no_logits,
-    test_norm_of_heads,
-    test_norms,
-    test_one_plan_serves_layers_with_different_windows,
-    test_plan_refuses_an_impossible_batch,
-    test_rope_is_a_complex_rotation,
-    test_the_highest_logits_are_exact,
-    test_top_k_keeps_what_is_as_high_as_the_kth,
-    test_top_p_keeps_the_heaviest_that_reach_the_share,
-)
+from tests.kernel_contract import *  # noqa: F403 - its tests are collected here
+from tests.kernel_contract import PagedCase
 
 CUDA = torch.device("cuda")
 DECODES = [(1, 1), (1, 33), (1, 300), (1, 64), (1, 2000)]
