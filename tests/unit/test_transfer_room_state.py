@@ -290,10 +290,32 @@ def test_a_part_goes_out_when_the_device_is_done_with_it() -> None:
     assert isinstance(row, RowPost)
 
 
+def test_a_room_that_waits_for_compute_has_nothing_pending() -> None:
+    """So its thread sleeps until it is told more."""
+    state = fresh()
+    state.computed(Computed("k", 0, 1, 0, PAGES))
+    assert not state.pending, "nobody published a destination"
+    bootstrap(state)
+    assert state.pending
+    for post in post_all(state):
+        state.done(post, 1.0)
+    assert not state.pending
+    state.seal(SEAL, 1.0)
+    assert not state.pending, "the row waits for the other layers"
+    state.computed(Computed("k", 1, LAYERS, 0, PAGES))
+    for post in post_all(state):
+        state.done(post, 1.0)
+    assert state.pending, "the row"
+    post_all(state)
+    assert not state.pending
+
+
 def test_a_closed_room_does_not_wait_for_the_device() -> None:
     state = fresh()
     bootstrap(state)
     state.computed(Computed("k", 0, LAYERS, 0, PAGES, lambda: False))
     assert state.due() is None
+    assert state.pending
     state.close()
+    assert not state.pending
     assert told(state) == [Settled(5)]

@@ -151,6 +151,13 @@ class RoomState:
             return PagePost(self._rest.local[: self._post_blocks], self._rest.remote[: self._post_blocks])
         return self._row_due(self.destination)
 
+    @property
+    def pending(self) -> bool:
+        """Something may be posted now, or once the device is done with it."""
+        if not self._open or self.destination is None:
+            return False
+        return bool(self._rest or self._parts) or self._row_due(self.destination) is not None
+
     def event(self, block_bytes: int) -> TransferEvent | None:
         """The next thing to tell, each kind at most once; ask until it is None."""
         event = self._next_event(block_bytes)

@@ -31,10 +31,14 @@ class Send:
 
     @property
     def moves(self) -> bool:
-        """A post, a handle or a connection may advance."""
+        """A write is in flight, or may start without a word: nobody tells when a device is done."""
+        return bool(self.flights) or self.state.pending
+
+    @property
+    def waits(self) -> bool:
+        """More will be computed for this peer. Until then only the connection may advance."""
         state = self.state
-        waits = state.destination is not None and not (state.closed or state.error or state.complete)
-        return waits or bool(self.flights)
+        return state.destination is not None and not (state.closed or state.error or state.complete)
 
     @property
     def over(self) -> bool:

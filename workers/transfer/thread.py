@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 SEND_POLL_S = 0.001
 RECEIVE_POLL_S = 0.002
+WAIT_POLL_S = 0.01  # beside compute, which wants the core
 STOP_S = 5.0
 
 
@@ -110,7 +111,9 @@ class TransferThread:
         """How long to sleep on the queue; None: until a command comes."""
         if any(send.moves for send in self._sends.values()):
             return SEND_POLL_S
-        return RECEIVE_POLL_S if self._receiving else None
+        if self._receiving:
+            return RECEIVE_POLL_S
+        return WAIT_POLL_S if any(send.waits for send in self._sends.values()) else None
 
     def _drain(self, wait_s: float | None) -> None:
         try:
