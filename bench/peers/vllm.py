@@ -17,7 +17,7 @@ from bench.peers.served import MODEL, Served
 from bench.peers.vllm_bench import VllmBench
 from bench.system import free_port
 
-START_S = 300.0
+START_S = 600.0
 CONTEXT_TOKENS = 8192
 _HERE = Path(__file__).parent
 _TCMALLOC = Path("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4")
