@@ -1,5 +1,6 @@
 """Which device a worker takes, and how a step on a GPU tells what is done. The GPU is played."""
 
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -7,10 +8,16 @@ from typing import Any
 import pytest
 import torch
 
+from relay.geometry import Geometry
 from relay.settings import SettingsError
 from workers.device import choose_device
 from workers.engine.messages import Ready
 from workers.engine.runner import ModelRunner
+from workers.transfer.loopback import LoopbackTransport
+from workers.transfer.memory import KVMemory, MemoryKind
+from workers.transfer.nixl import NixlTransport
+from workers.transfer.rows import Rows
+from workers.transfer.thread import TransferThread
 
 
 @pytest.fixture
@@ -92,3 +99,37 @@ def test_layer_groups_are_ready_when_the_device_is_past_them(monkeypatch: pytest
 
 def test_on_a_cpu_there_is_nothing_to_wait_for() -> None:
     assert parts_of(runner(is_cuda=False)) == [(0, 2, None), (2, 4, None), (4, 5, None)]
+
+
+@pytest.mark.parametrize(("kind", "calls"), [("VRAM", [("set", 3), ("wait",)]), ("DRAM", [])])
+def test_the_thread_that_posts_makes_the_device_its_own(
+    kind: MemoryKind, calls: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[object, ...]] = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: made.append(("set", index)))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: made.append(("wait",)))
+    transport = NixlTransport.__new__(NixlTransport)
+    transport._memory = KVMemory(Geometry("", "bfloat16", 1, 1, 64, 16, 1), 0, kind, 3)
+    transport.begin()
+    assert made == calls
+
+
+class Beginning(LoopbackTransport):
+    """Notes the thread that began it, and stops there."""
+
+    begun: str | None = None
+
+    def begin(self) -> None:
+        Beginning.begun = threading.current_thread().name
+
+
+def test_a_transport_is_begun_on_the_thread_that_posts() -> None:
+    memory, rows = KVMemory(Geometry("", "bfloat16", 1, 1, 64, 16, 1), 0), Rows(1)
+    thread = TransferThread(Beginning("boot", memory, rows), memory, rows, 4096, digest=False)
+    thread.start(lambda _: None)
+    thread.stop()
+    assert Beginning.begun == "transfer"
+
+
+def test_a_step_is_launched_ahead_only_where_the_device_computes_by_itself() -> None:
+    assert (runner(is_cuda=True).ahead, runner(is_cuda=False).ahead) == (1, 0)

@@ -46,7 +46,7 @@ class QueuedChoice:
         self._rows = rows
         drawn = sampler.draw_together(logits, rows)
         self.ids = drawn.ids
-        self._found = torch.empty(drawn.found.shape, dtype=drawn.found.dtype, pin_memory=True)
+        self._found = torch.empty_like(drawn.found, device="cpu", pin_memory=bool(rows))
         self._found.copy_(drawn.found, non_blocking=True)
         self._over = torch.cuda.Event()
         self._over.record()
