@@ -89,7 +89,7 @@ class Batch(NamedTuple):
         drawn_from: list[int] = []
         index = {sequence: i for i, sequence in enumerate(drawn.sequences)} if drawn is not None else {}
         for row in rows:
-            if row.unread:
+            if drawn is not None and row.unread:
                 drawn_at.append(len(tokens))
                 drawn_from.append(index[row.sequence])
                 tokens.append(0)

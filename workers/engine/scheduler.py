@@ -226,10 +226,10 @@ class Scheduler:
 
     def _full(self, sequence: Sequence) -> bool:
         """Its last token is about to be read: nothing is left to launch."""
+        if not sequence.unread_tokens:
+            return False
         tokens, max_tokens = sequence.tokens + sequence.unread_tokens, sequence.work.params.max_tokens
-        return sequence.unread_tokens > 0 and policy.full(
-            sequence.position, tokens, max_tokens, self._limit_tokens
-        )
+        return policy.full(sequence.position, tokens, max_tokens, self._limit_tokens)
 
     def _flying(self) -> list[Sequence]:
         """What steps that were launched compute."""

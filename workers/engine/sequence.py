@@ -40,7 +40,7 @@ class Sequence:
 
     @property
     def unread_tokens(self) -> int:
-        return max(0, self.launched_tokens + 1 - self.tokens)
+        return max(0, self.launched_tokens + 1 - self.tokens) if self.flying else 0
 
     @property
     def position(self) -> int:
@@ -60,7 +60,7 @@ class Sequence:
     @property
     def decoding(self) -> bool:
         """Its prompt is computed, or about to be: a token of this attempt is sampled."""
-        return self.position > len(self.work.emitted)
+        return len(self.output_ids) > len(self.work.emitted) or self.unread_tokens > 0
 
     @property
     def scored(self) -> bool:
