@@ -12,6 +12,7 @@ from app.service import service
 from app.shown import Shown
 from app.shown_prompt import ShownPrompt
 from app.submit import current_body, submit
+from app.tool_reply import ToolReply
 from relay.request import Token
 from relay.tokenizer import Tokenizer
 from relay.tokens import End
@@ -27,7 +28,16 @@ class ChatView:
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, shown: Shown, tokenizer: Tokenizer, prompt: ShownPrompt, echo: str = "") -> None:
+    def __init__(
+        self,
+        shown: Shown,
+        tokenizer: Tokenizer,
+        prompt: ShownPrompt,
+        echo: str = "",
+        tools: ToolReply | None = None,
+    ) -> None:
+        """`tools` where the answer may call some."""
+        self._tools = tools
         self._shown = shown
         self._tokenizer = tokenizer
         self._prompt = prompt
@@ -37,20 +47,30 @@ class ChatView:
         return _choice({"delta": {"role": "assistant", "content": self._echo}}, {})
 
     def token(self, token: Token) -> dict[str, Any]:
-        return _choice({"delta": {"content": token.text}}, self._of([token]))
+        delta = self._tools.delta(token.text) if self._tools else {"content": token.text}
+        return _choice({"delta": delta}, self._of([token]))
 
     def last(self, end: End) -> dict[str, Any]:
-        return _choice({"delta": {"content": end.text} if end.text else {}}, {}, end)
+        delta = {"content": end.text} if end.text else {}
+        if self._tools:
+            delta = self._tools.last_delta(end.text)
+        return _choice({"delta": delta}, {}, end, self._called(end))
 
     def whole(self, tokens: list[Token], end: End) -> dict[str, Any]:
         text = self._echo + "".join(token.text for token in tokens) + end.text
-        message = {"role": "assistant", "content": text, "refusal": None}
-        return _choice({"message": message}, self._of(tokens), end)
+        said = self._tools.message(text) if self._tools else {"content": text}
+        message = {"role": "assistant", "refusal": None} | said
+        return _choice({"message": message}, self._of(tokens), end, self._called(end))
 
     def about_prompt(self) -> dict[str, Any]:
         ids = {"prompt_token_ids": list(self._prompt.ids)} if self._shown.token_ids else {}
         wanted = self._shown.prompt_logprobs
         return ids if wanted is None else ids | {"prompt_logprobs": self._prompt.prompt_logprobs(wanted)}
+
+    def _called(self, end: End) -> str | None:
+        """The reason to finish of an answer that ended by itself and called a tool."""
+        called = self._tools is not None and self._tools.called and end.finish_reason == "stop"
+        return "tool_calls" if called else None
 
     def _of(self, tokens: list[Token]) -> dict[str, Any]:
         shown = self._shown
@@ -60,12 +80,14 @@ class ChatView:
         return ids | {"logprobs": chat_logprobs(tokens, shown.logprobs, self._tokenizer, shown.ids_as_tokens)}
 
 
-def _choice(words: dict[str, Any], shown: dict[str, Any], end: End | None = None) -> dict[str, Any]:
+def _choice(
+    words: dict[str, Any], shown: dict[str, Any], end: End | None = None, called: str | None = None
+) -> dict[str, Any]:
     return {
         "index": 0,
         **words,
         "logprobs": None,
-        "finish_reason": end.finish_reason if end else None,
+        "finish_reason": called or (end.finish_reason if end else None),
         "stop_reason": end.stop_reason if end else None,
         **shown,
     }
@@ -80,5 +102,14 @@ def create() -> Response:
     prompt_ids = prompt_of_conversation(s, body)
     accepted = submit(s, ChatView.kind, body, prompt_ids, raw.digest)
     prompt = ShownPrompt(prompt_ids, body.shown, s.tokenizer, lambda: s.rooms.scores(accepted.request_id))
-    view = ChatView(body.shown, s.tokenizer, prompt, body.echoed_text)
+    tools = _tool_reply(body, s.tokenizer, accepted.request_id)
+    view = ChatView(body.shown, s.tokenizer, prompt, body.echoed_text, tools)
     return Generation(s, accepted, view).answer(body.stream, body.stream_options)
+
+
+def _tool_reply(body: ChatBody, tokenizer: Tokenizer, answer_id: str) -> ToolReply | None:
+    form = body.calls_format(tokenizer)
+    if form is None:
+        return None
+    names = {tool.function.name for tool in body.callable_tools}
+    return ToolReply(form, names, body.parallel_tool_calls, answer_id)

@@ -5,12 +5,12 @@ from typing import Any
 
 from app.conversation import Conversation
 from app.errors import invalid
+from app.generic_tools import with_tools
 from app.message import Message
 from app.sampling_fields import SamplingFields
 from app.schema import CompletionBody, Prompt
 from app.service import Service
 from relay.chat_template import ChatTemplate, ChatTemplateError
-from relay.model_file import ModelError
 from relay.tokenizer import Tokenizer
 
 MAX_PROMPT_LOGPROBS = 1 << 18  # values that Redis keeps with one request
@@ -42,13 +42,22 @@ def echoed_text(tokenizer: Tokenizer, body: CompletionBody, ids: tuple[int, ...]
 
 def prompt_of_conversation(service: Service, body: Conversation) -> tuple[int, ...]:
     """Token ids of the messages of `body`, in its template. Raises ApiError."""
+    if body.chat_template is not None and not service.settings.client_templates:
+        raise invalid("chat_template is not allowed here: CLIENT_TEMPLATES is off.", "chat_template")
+    template = body.template(service.tokenizer)
+    messages, tools = [plain(message) for message in body.messages], _shown_tools(body)
+    variables = body.template_variables
+    if template is not None and template.knows_tools:
+        variables |= {"tools": tools} if tools else {}
+    else:
+        messages = with_tools(messages, tools)
     text = render(
         service.tokenizer,
-        [plain(message) for message in body.messages],
-        template=_clients_template(service, body.chat_template),
+        messages,
+        template=template,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
-        **body.template_variables,
+        **variables,
     )
     ids = _encode(service.tokenizer, text, body.add_special_tokens is True)
     return _fit(ids, body, service.context_tokens)
@@ -110,8 +119,14 @@ def truncated(ids: tuple[int, ...], body: SamplingFields, context_tokens: int) -
 def plain(message: Message) -> dict[str, Any]:
     """A message as templates know it."""
     role = "system" if message.role == "developer" else message.role
-    named = {"name": message.name} if message.name is not None else {}
-    return {"role": role, "content": message.text, **named}
+    more: dict[str, Any] = {"name": message.name, "tool_call_id": message.tool_call_id}
+    if message.tool_calls:
+        more["tool_calls"] = [call.model_dump() for call in message.tool_calls]
+    return {"role": role, "content": message.text} | {k: v for k, v in more.items() if v is not None}
+
+
+def _shown_tools(body: Conversation) -> list[dict[str, Any]]:
+    return [tool.model_dump(exclude_none=True) for tool in body.callable_tools]
 
 
 def _encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool = False) -> tuple[int, ...]:
@@ -120,14 +135,3 @@ def _encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool = False) -
     if not ids:
         raise invalid("The messages make an empty prompt.", "messages")
     return tuple(ids)
-
-
-def _clients_template(service: Service, source: str | None) -> ChatTemplate | None:
-    if source is None:
-        return None
-    if not service.settings.client_templates:
-        raise invalid("chat_template is not allowed here: CLIENT_TEMPLATES is off.", "chat_template")
-    try:
-        return service.tokenizer.compile_template(source)
-    except ModelError as error:
-        raise invalid(f"chat_template: {error}.", "chat_template") from error

@@ -136,7 +136,7 @@ class SamplingFields(Structure):
             prompt_logprobs=self.prompt_logprobs_wanted,
             seed=(seed if self.seed is None else self.seed) % (1 << 63),
             skip_special_tokens=self.skip_special_tokens,
-            grammar=only_grammar(self.wanted_structures, grammars),
+            grammar=only_grammar(self.structures(tokenizer), grammars),
             cache_salt=self.cache_salt,
         )
 

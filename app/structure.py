@@ -16,6 +16,7 @@ from relay.grammar import (
     regex_grammar,
     rules_grammar,
 )
+from relay.tokenizer import Tokenizer
 
 Choices = list[str]
 Schema = dict[str, Any] | str  # a text holds the JSON of one
@@ -83,8 +84,8 @@ class Structure(Strict):
     ebnf: str | None = None
     grammar: str | None = None
 
-    @property
-    def wanted_structures(self) -> list[Wanted]:
+    def structures(self, tokenizer: Tokenizer) -> list[Wanted]:
+        """Those that are given."""
         found = [*self._guided(), *self._of_format(), *self._structured()]
         return [wanted for wanted in found if wanted is not None]
 

@@ -23,8 +23,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "stop_regex": ([], ""),
     "stream_interval": (1,),
     "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "use_beam_search": (False,),
     "vllm_xargs": ({},),
     "web_search_options": (),

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -21,18 +21,22 @@ class ChatTemplateError(ValueError):
 
 
 class ChatTemplate:
-    """A compiled template. Threads may share it."""
+    """A compiled template. Threads may share it. `knows_tools`: it tells the model of `tools`."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         """`special_tokens` are what templates may name: bos_token, eos_token and so on.
 
         Raises ModelError if the template does not compile.
         """
+        environment = _environment()
         try:
-            self._template = _environment().from_string(source)
+            self._template = environment.from_string(source)
+            used = meta.find_undeclared_variables(environment.parse(source))
         except TemplateError as error:
             raise ModelError(f"the chat template does not compile ({error}): mend the template") from error
         self._special_tokens = dict(special_tokens)
+        self.source = source
+        self.knows_tools = "tools" in used
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **kwargs: Any

@@ -15,7 +15,7 @@ from relay.tokenizer import Tokenizer
 
 MAX_GRAMMAR_BYTES = 64 << 10
 # A space, or a new line with its indentation: small models that may write any whitespace write it for ever.
-_JSON_SPACE = r"\x20|\n[\x20\t]{0,40}"
+JSON_SPACE = r"\x20|\n[\x20\t]{0,40}"
 # A step of a matcher takes some ms at most, and its automaton some tens of MB.
 _LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000, step_lexer_fuel=200_000, max_lexer_states=20_000, verbose_errors=False
@@ -30,7 +30,7 @@ def json_grammar(schema: dict[str, Any]) -> str:
     """Of the JSON texts that are valid by `schema`. Raises GrammarError."""
     try:
         return LLMatcher.grammar_from_json_schema(
-            schema, defaults={"whitespace_flexible": True, "whitespace_pattern": _JSON_SPACE}
+            schema, defaults={"whitespace_flexible": True, "whitespace_pattern": JSON_SPACE}
         )
     except ValueError as error:
         raise GrammarError(_short(str(error))) from error
@@ -53,6 +53,11 @@ def rules_grammar(rules: str) -> str:
         return LLMatcher.grammar_from_lark(any_to_lark(rules))
     except GbnfToLarkError as error:
         raise GrammarError(_short(str(error))) from error
+
+
+def lark_grammar(rules: str) -> str:
+    """Of the texts of a grammar in llguidance's own syntax, which is Lark's and more."""
+    return LLMatcher.grammar_from_lark(rules)
 
 
 class Grammars:

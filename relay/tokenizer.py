@@ -101,6 +101,11 @@ class Tokenizer:
             return bytes.fromhex(byte[1])
         return str(token).replace("▁", " ").encode()
 
+    def token_id(self, token: str) -> int | None:
+        """The id of a token by its spelling in the vocabulary."""
+        found: int | None = self._backend.token_to_id(token)
+        return found
+
     def token_text(self, token_id: int) -> str:
         """One token as text; bytes that are no whole character become U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", "replace")

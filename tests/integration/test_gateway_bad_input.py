@@ -106,8 +106,7 @@ FIELDS: list[tuple[str, dict[str, Any], str, str]] = [
     *(
         (CHAT, {name: value}, name, "unsupported_parameter")
         for name, value in [
-            ("tools", [{"type": "function"}]),
-            ("tool_choice", "required"),
+            ("function_call", {"name": "f"}),
             ("functions", [{}]),
         ]
     ),
@@ -141,6 +140,9 @@ FIELDS: list[tuple[str, dict[str, Any], str, str]] = [
             ("chat_template_kwargs", {"messages": []}),
             ("chat_template_kwargs", 1),
             ("reasoning_effort", 3),
+            ("tools", 3),
+            ("tool_choice", "required"),
+            ("parallel_tool_calls", "no"),
         ]
     ),
     (NATIVE, {"return_token_ids": True}, "return_token_ids", "invalid_value"),
@@ -204,7 +206,7 @@ WHOLE: list[tuple[str, dict[str, Any], str | None, str]] = [
     (CHAT, {"messages": [{"content": "x"}]}, "messages.0.role", "missing_required_parameter"),
     (CHAT, {"messages": [{"role": "user"}]}, "messages.0.content", "missing_required_parameter"),
     (CHAT, {"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role", "invalid_value"),
-    (CHAT, {"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role", "invalid_value"),
+    (CHAT, {"messages": [{"role": "tool", "content": "x"}]}, "messages.0", "invalid_value"),
     (CHAT, {"messages": [{"role": "user", "content": 3}]}, "messages.0.content", "invalid_value"),
     (
         CHAT,
@@ -212,7 +214,12 @@ WHOLE: list[tuple[str, dict[str, Any], str | None, str]] = [
         "messages.0.content",
         "invalid_value",
     ),
-    (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages.0", "invalid_value"),
+    (
+        CHAT,
+        {"messages": [{"role": "assistant", "tool_calls": [{}]}]},
+        "messages.0.tool_calls.0.id",
+        "missing_required_parameter",
+    ),
 ]
 
 

@@ -137,6 +137,82 @@ def test_a_grammar_outlives_its_worker(client: openai.OpenAI, relay: Relay, tmp_
     assert newest.attempts > 1
 
 
+# ---- tools
+
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 20}, "days": {"enum": [1, 2, 3]}},
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
+CLOCK: Any = {"type": "function", "function": {"name": "clock", "parameters": {"type": "object"}}}
+TOOLS: Any = [WEATHER, CLOCK]
+ROME: Any = [{"role": "user", "content": "How is the weather in Rome for two days?"}]
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+def test_a_call_that_is_demanded_is_made(client: openai.OpenAI, choice: Any) -> None:
+    asked: dict[str, Any] = {
+        "model": MODEL,
+        "messages": ROME,
+        "tools": [WEATHER],
+        "tool_choice": choice,
+        "parallel_tool_calls": False,
+        "max_tokens": 120,
+        "temperature": 0,
+    }
+    (whole,) = client.chat.completions.create(**asked).choices
+    assert (whole.finish_reason, whole.message.content) == ("tool_calls", None)
+    (call,) = whole.message.tool_calls or ()
+    assert (call.type, call.function.name) == ("function", "weather")
+    jsonschema.validate(json.loads(call.function.arguments), WEATHER["function"]["parameters"])
+    name, arguments, ids, reasons = "", "", set(), []
+    for chunk in client.chat.completions.create(**asked, stream=True):
+        reasons.append(chunk.choices[0].finish_reason)
+        assert not chunk.choices[0].delta.content
+        for delta in chunk.choices[0].delta.tool_calls or ():
+            assert (delta.index, bool(delta.function)) == (0, True)
+            ids |= {delta.id} - {None}
+            name += (delta.function and delta.function.name) or ""
+            arguments += (delta.function and delta.function.arguments) or ""
+    assert (name, arguments, len(ids)) == ("weather", call.function.arguments, 1)
+    assert reasons[-1] == "tool_calls"
+
+
+def test_a_result_goes_back_to_the_model(client: openai.OpenAI) -> None:
+    call = {
+        "id": "call_1",
+        "type": "function",
+        "function": {"name": "weather", "arguments": '{"city": "Rome"}'},
+    }
+    said: Any = [
+        *ROME,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "sunny, 31 degrees"},
+    ]
+    reply = client.chat.completions.create(
+        model=MODEL, messages=said, tools=TOOLS, tool_choice="none", max_tokens=16, temperature=0
+    )
+    assert reply.choices[0].message.content
+    assert reply.choices[0].message.tool_calls is None
+
+
+def test_tools_that_may_be_called_or_not(client: openai.OpenAI) -> None:
+    reply = client.chat.completions.create(
+        model=MODEL, messages=ROME, tools=TOOLS, max_tokens=40, temperature=0
+    )
+    (choice,) = reply.choices
+    assert bool(choice.message.tool_calls) == (choice.finish_reason == "tool_calls")
+    assert choice.message.tool_calls or choice.message.content
+
+
 # ---- the likelihood of a given text
 
 
