@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from llguidance import LLParserLimits
 
 from relay.grammar import Grammars, choice_grammar, json_grammar, regex_grammar, rules_grammar
 from relay.model_file import default_model_path
@@ -144,3 +145,20 @@ def test_what_contradicts_the_grammar_leaves_nothing() -> None:
     broken = sampler().new_state(params(grammar=choice_grammar(["yes"])), (), [5, 6])
     (sampled,) = sampler().sample(torch.zeros(1, VOCAB), [row(p, [5, 6], broken)])
     assert isinstance(sampled, Unsampleable)
+
+
+@pytest.mark.parametrize("limit", [{"step_max_items": 3}, {"step_lexer_fuel": 10}])
+def test_a_grammar_that_becomes_too_complex_fails_the_answer(
+    limit: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It must not look like one that has ended."""
+    monkeypatch.setattr("relay.grammar._LIMITS", LLParserLimits(**limit))
+    p = params(grammar=json_grammar(SCHEMA))
+    state = sampler().new_state(p, (), [])
+    for token in tokenizer().encode('{"name": "hello", "age": 12}', add_special_tokens=False):
+        (sampled,) = sampler().sample(torch.zeros(1, VOCAB), [row(p, [], state)])
+        if isinstance(sampled, Unsampleable):
+            return
+        assert sampled.token_id not in tokenizer().eos_ids
+        state.append(token)
+    raise AssertionError("the limit was never met")

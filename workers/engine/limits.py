@@ -45,10 +45,11 @@ class Limits:
             scores[~self._by_grammar(self._matcher)] = -torch.inf
 
     def _by_grammar(self, matcher: LLMatcher) -> Tensor:
-        """Bool [vocab]; nothing once the matcher has met an error, such as a token against the grammar."""
+        """Bool [vocab]; nothing once the matcher has met an error: a token against the grammar, or a limit of
+        its own. It would allow the end of the text then, as if the answer were whole."""
+        packed = np.frombuffer(matcher.compute_bitmask(), np.uint8)
         if matcher.is_error():
             return torch.zeros(self._vocab_size, dtype=torch.bool, device=self._device)
-        packed = np.frombuffer(matcher.compute_bitmask(), np.uint8)
         bits = np.unpackbits(packed, count=self._vocab_size, bitorder="little")
         return torch.from_numpy(bits.view(np.bool_)).to(self._device)
 
