@@ -1,32 +1,28 @@
 // Causal attention over pages, one pass with a running softmax (Dao et al., https://arxiv.org/abs/2205.14135).
 //
-// With many rows of queries a block of keys and one of values become packed matrices, and scores and weighted values
-// are products like any other. With few rows they are computed from the pages as they are.
+// `FewQueries` computes scores and weighted values from the pages as they are; here is the pass over them. Of many
+// queries it is `ManyQueries`'.
 #pragma once
 
 #include "few_queries.h"
-#include "gemm.h"
-#include "kv_panels.h"
+#include "many_queries.h"
+#include "paged_rows.h"
 #include "read_ahead.h"
 
 namespace kvrelay {
 namespace {
 
-constexpr int kBlock = 128;        // keys at a time: their scores and panels stay in the first-level cache
-constexpr int kShortBlock = 64;    // with few rows: the next one is fetched meanwhile
-constexpr float kLowest = -1e30f;  // below any score; finite, so that differences are
+constexpr int kShortBlock = 64;  // keys at a time; the next ones are fetched meanwhile
 
 template <class Isa, class Weight>
 struct PagedAttention {
     using F = typename Isa::F;
     using U = typename Isa::U;
-    using Product = Gemm<Isa, Weight>;
     using Few = FewQueries<Isa, Weight>;
-    using Panels = KVPanels<Isa, Weight>;
+    using Many = ManyQueries<Isa, Weight>;
     using In = Input<Isa, Weight>;
 
     static constexpr int width = Isa::width;
-    static constexpr size_t value_panel_bytes = size_t(kBlock) * kPanel * sizeof(Weight);
 
     static int padded(int n) { return (n + kPanel - 1) / kPanel * kPanel; }
 
@@ -34,11 +30,9 @@ struct PagedAttention {
 
     struct Memory {
         Weight* zeros;       // [head_dim]: a token that is not there
-        char* key_panels;    // of the block, where they are packed
-        char* value_panels;
         In* q;               // [rows, head_dim]
-        float* scores;       // [rows, kBlock]
-        In* weights;         // [rows, kBlock]
+        float* scores;       // [rows, kShortBlock]
+        In* weights;         // [rows, kShortBlock]
         float* highest;      // [heads, rows]
         float* total;        // [heads, rows]
         float* shrink;       // [rows]: what a new highest score does to earlier sums
@@ -49,24 +43,23 @@ struct PagedAttention {
     template <class Take>
     static void lay_out(Memory& memory, int rows, int states, int head_dim, Take take) {
         take(memory.zeros, head_dim);
-        take(memory.key_panels, kBlock * head_dim * sizeof(Weight));
-        take(memory.value_panels, padded(head_dim) / kPanel * value_panel_bytes);
         take(memory.q, rows * head_dim);
-        take(memory.scores, rows * kBlock);
-        take(memory.weights, rows * kBlock);
+        take(memory.scores, rows * kShortBlock);
+        take(memory.weights, rows * kShortBlock);
         take(memory.highest, states);
         take(memory.total, states);
         take(memory.shrink, rows);
         take(memory.sums, states * padded(head_dim));
     }
 
-    static size_t bytes(int states, int head_dim) {
+    static size_t bytes(int lanes, int head_dim) {
         Memory memory;
         size_t total = 64;
-        lay_out(memory, states, states, head_dim, [&](auto& at, size_t count) {
+        lay_out(memory, lanes, lanes, head_dim, [&](auto& at, size_t count) {
             total += (count * sizeof(*at) + 63) / 64 * 64;
         });
-        return total;
+        const size_t many = Many::bytes(lanes, head_dim);
+        return total > many ? total : many;
     }
 
     // ---- the pass
@@ -74,6 +67,7 @@ struct PagedAttention {
     static void attend(const Attention& job, void* given) {
         const PagedKV& kv = *job.kv;
         const int group = job.heads / kv.kv_heads, rows = group * job.queries;
+        if (!Few::fits(rows, kv.head_dim)) return Many::attend(job, given);
         const int heads = job.last_head - job.first_head, states = heads * rows;
         const int dims = padded(kv.head_dim);
         Memory memory;
@@ -87,53 +81,24 @@ struct PagedAttention {
         std::memset(memory.sums, 0, states * size_t(dims) * sizeof(float));
         for (int i = 0; i < states; ++i) memory.highest[i] = kLowest;
 
-        const bool few = Few::fits(rows, kv.head_dim);
-        const int block = few ? kShortBlock : kBlock;
-        if (few) ReadAhead(job, job.first_key, end_of(job, job.first_key + block)).fetch(INT32_MAX);
-        for (int key = job.first_key; key < job.last_key; key += block) {
-            const int keys = end_of(job, key + block) - key;
-            ReadAhead ahead(job, key + block, few ? end_of(job, key + 2 * block) : key + block);
+        ReadAhead(job, job.first_key, end_of(job, job.first_key + kShortBlock)).fetch(INT32_MAX);
+        for (int key = job.first_key; key < job.last_key; key += kShortBlock) {
+            const int keys = end_of(job, key + kShortBlock) - key;
+            ReadAhead ahead(job, key + kShortBlock, end_of(job, key + 2 * kShortBlock));
             for (int head = 0; head < heads; ++head) {
-                const Weight *key_rows[kBlock], *value_rows[kBlock];
-                locate(job, key, keys, job.first_head + head, memory.zeros, key_rows, value_rows);
+                const Weight *key_rows[kShortBlock], *value_rows[kShortBlock];
+                locate(job, key, keys, padded(keys), job.first_head + head, memory.zeros, key_rows, value_rows);
                 gather_queries(job, memory, job.first_head + head, group);
-                if (few) {
-                    Few::score(key_rows, padded(keys), memory.q, rows, kv.head_dim, memory.scores, kBlock, ahead);
-                } else {
-                    score_panels(memory, key_rows, rows, keys, kv.head_dim);
-                }
+                Few::score(key_rows, padded(keys), memory.q, rows, kv.head_dim, memory.scores, kShortBlock, ahead);
                 weigh(job, memory, head * rows, rows, group, key, keys);
-                if (few) {
-                    Few::add_values(value_rows, padded(keys), memory.weights, kBlock, rows, kv.head_dim, memory.shrink,
-                                    memory.sums + head * rows * int64_t{dims}, dims, ahead);
-                } else {
-                    add_value_panels(memory, value_rows, head * rows, rows, keys, kv.head_dim);
-                }
+                Few::add_values(value_rows, padded(keys), memory.weights, kShortBlock, rows, kv.head_dim,
+                                memory.shrink, memory.sums + head * rows * int64_t{dims}, dims, ahead);
             }
         }
         finish(job, memory, heads, rows, group);
     }
 
     static int end_of(const Attention& job, int key) { return key < job.last_key ? key : job.last_key; }
-
-    // Where a head's keys and values of a block are; those beyond the last are zeros.
-    static void locate(
-        const Attention& job, int key, int keys, int head, const Weight* zeros, const Weight** key_rows,
-        const Weight** value_rows
-    ) {
-        const PagedKV& kv = *job.kv;
-        const int64_t row = int64_t{kv.kv_heads} * kv.head_dim;
-        const Weight* pool = static_cast<const Weight*>(kv.pool) + head * kv.head_dim;
-        int page = key / kv.page_size, slot = key % kv.page_size;
-        for (int i = 0; i < keys; ++page, slot = 0) {
-            const Weight* at = pool + (int64_t{job.table[page]} * 2 * kv.page_size + slot) * row;
-            for (; slot < kv.page_size && i < keys; ++slot, ++i, at += row) {
-                key_rows[i] = at;
-                value_rows[i] = at + kv.page_size * row;
-            }
-        }
-        for (int i = keys; i < padded(keys); ++i) key_rows[i] = value_rows[i] = zeros;
-    }
 
     static void gather_queries(const Attention& job, Memory& memory, int kv_head, int group) {
         const int head_dim = job.kv->head_dim;
@@ -144,14 +109,6 @@ struct PagedAttention {
         }
     }
 
-    static void score_panels(Memory& memory, const Weight* const* key_rows, int rows, int keys, int head_dim) {
-        Panels::pack_keys(key_rows, padded(keys), head_dim, memory.key_panels);
-        products(memory.key_panels, size_t(head_dim) * kPanel * sizeof(Weight), padded(keys) / kPanel, memory.q,
-                 head_dim, rows, head_dim, [&](int panel, int row, const float* sums) {
-                     std::memcpy(memory.scores + row * kBlock + panel * kPanel, sums, kPanel * sizeof(float));
-                 });
-    }
-
     // Scores to weights; earlier sums are to be multiplied by `shrink`.
     static void weigh(const Attention& job, Memory& memory, int state, int rows, int group, int key, int keys) {
         for (int row = 0; row < rows; ++row) {
@@ -159,8 +116,8 @@ struct PagedAttention {
             const int oldest = job.kv->window ? position - job.kv->window + 1 : 0;
             const int first = oldest > key ? oldest - key : 0;
             const int last = position + 1 - key < keys ? position + 1 - key : keys;
-            float* scores = memory.scores + row * kBlock;
-            In* weights = memory.weights + row * kBlock;
+            float* scores = memory.scores + row * kShortBlock;
+            In* weights = memory.weights + row * kShortBlock;
             if (first >= last) {
                 std::memset(static_cast<void*>(weights), 0, padded(keys) * sizeof(In));
                 memory.shrink[row] = 1.0f;
@@ -195,34 +152,6 @@ struct PagedAttention {
             F value = load<F>(scores + i) * kv.scale;
             if (kv.soft_cap > 0) value = tanh<Isa>(value / kv.soft_cap) * kv.soft_cap;
             store(scores + i, value);
-        }
-    }
-
-    static void add_value_panels(
-        Memory& memory, const Weight* const* value_rows, int state, int rows, int keys, int head_dim
-    ) {
-        const int dims = padded(head_dim);
-        Panels::pack_values(value_rows, padded(keys), head_dim, memory.value_panels, value_panel_bytes);
-        products(memory.value_panels, value_panel_bytes, dims / kPanel, memory.weights, kBlock, rows, padded(keys),
-                 [&](int panel, int row, const float* sums) {
-                     float* out = memory.sums + (state + row) * int64_t{dims} + panel * kPanel;
-                     for (int i = 0; i < kPanel; i += width) {
-                         store(out + i, load<F>(out + i) * memory.shrink[row] + load<F>(sums + i));
-                     }
-                 });
-    }
-
-    template <class Done>
-    static void products(
-        const char* panels, size_t panel_bytes, int count, const In* x, int64_t stride, int rows, int depth, Done done
-    ) {
-        for (int first = 0; first < count; first += Product::panels) {
-            const int together = count - first < Product::panels ? 1 : Product::panels;
-            const char* panel[Product::panels];
-            for (int i = 0; i < together; ++i) panel[i] = panels + (first + i) * panel_bytes;
-            Product::compute(panel, together, x, stride, rows, depth, [&](int i, int row, const float* sums) {
-                done(first + i, row, sums);
-            });
         }
     }
 

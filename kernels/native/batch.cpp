@@ -4,14 +4,18 @@
 #include <stdexcept>
 #include <string>
 
+#include "packed_matrix.h"
+
 namespace kvrelay {
 
 namespace {
 
 constexpr int kFewQueries = 4;     // up to here a request is bound by memory: its heads go together
-constexpr int kRows = 96;          // queries times heads of one item of a prompt
+constexpr int kRows = 384;         // queries times heads of one item of a prompt
 constexpr int kLeastKeys = 128;    // of a part: shorter ones cost more to merge than they save
 constexpr int kPartsPerThread = 4;
+
+int lanes(int rows) { return (rows + kPanel - 1) / kPanel * kPanel; }
 
 }  // namespace
 
@@ -71,11 +75,11 @@ AttentionWork Batch::share_out(int heads, int kv_heads, int threads) const {
                     item.last_head = head + 1;
                     work.items.push_back(item);
                 }
-                work.most_states = std::max(work.most_states, item.queries * group);
+                work.most_lanes = std::max(work.most_lanes, lanes(item.queries * group));
             }
             continue;
         }
-        work.most_states = std::max(work.most_states, queries_[i] * heads);
+        work.most_lanes = std::max(work.most_lanes, kv_heads * lanes(queries_[i] * group));
         const int parts = std::max(1, contexts_[i] / part_keys);
         for (int part = 0; part < parts; ++part) {
             item.first_key = static_cast<int>(int64_t{contexts_[i]} * part / parts);

@@ -26,7 +26,7 @@ struct AttentionWork {
     std::vector<AttentionItem> items;
     std::vector<AttentionMerge> merges;
     int partials = 0;
-    int most_states = 0;  // of any item: queries times heads
+    int most_lanes = 0;  // of any item: queries times heads, of each KV head filled up to whole panels
 };
 
 class Batch {

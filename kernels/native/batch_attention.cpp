@@ -9,7 +9,7 @@ void BatchAttention::prepare(const Batch& batch, int heads, int kv_heads, int he
     heads_ = heads;
     head_dim_ = head_dim;
     work_ = batch.share_out(heads, kv_heads, threads);
-    memory_bytes_ = (table_.attend_bytes(work_.most_states, head_dim) + 4095) / 4096 * 4096;
+    memory_bytes_ = (table_.attend_bytes(work_.most_lanes, head_dim) + 4095) / 4096 * 4096;
     memory_.at_least<char>(memory_bytes_ * threads);
     partial_.at_least<float>(size_t(work_.partials) * heads * (head_dim + 2));
     next_ = std::vector<std::atomic<size_t>>(calls);

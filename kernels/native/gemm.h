@@ -23,15 +23,18 @@ struct Gemm {
     static constexpr int panels = Isa::tile_panels;
     static constexpr int64_t kCachedBytes = 256 << 10;  // rows of x that stay in the second-level cache
 
-    using Tile = void (*)(const char* const* panel, const In* x, int64_t stride, int depth, float* out);
+    using Tile = void (*)(const char* const* panel, const In* x, int64_t stride, int depth, float* out,
+                          int64_t out_stride);
 
     // How far ahead of its use a weight is fetched, in bytes. One or two rows are bound by memory and the hardware's
     // prefetching is best left alone; with many rows the fetch must overlap a long computation.
     static constexpr int ahead(int tile_rows) { return tile_rows <= 2 ? 0 : tile_rows <= 4 ? 512 : 8192; }
 
-    // out[panel][row][16] = x[row] . panel
-    template <int Panels, int Rows>
-    static void tile(const char* const* panel, const In* x, int64_t stride, int depth, float* out) {
+    // out[panel][row][16] = x[row] . panel, or with `Add` that is added; panels of `out` are `out_stride` apart.
+    template <bool Add, int Panels, int Rows>
+    static void tile(
+        const char* const* panel, const In* x, int64_t stride, int depth, float* out, int64_t out_stride
+    ) {
         constexpr int distance = ahead(Rows);
         F sum[Panels][parts][Rows];  // in registers, which a loop that is not unrolled would prevent
         each<Panels, Rows>([&](int p, int row, int i) { sum[p][i][row] = F{}; });
@@ -55,7 +58,8 @@ struct Gemm {
             }
         }
         each<Panels, Rows>([&](int p, int row, int i) {
-            store(out + (p * Rows + row) * kPanel + i * Isa::width, sum[p][i][row]);
+            float* to = out + p * out_stride + row * kPanel + i * Isa::width;
+            store(to, Add ? load<F>(to) + sum[p][i][row] : sum[p][i][row]);
         });
     }
 
@@ -102,16 +106,31 @@ struct Gemm {
         }
     }
 
-    template <int Panels, int... Rows>
+    template <bool Add, int Panels, int... Rows>
     static Tile tile_of(int count, std::integer_sequence<int, Rows...>) {
-        static constexpr Tile tiles[] = {tile<Panels, Rows + 1>...};
+        static constexpr Tile tiles[] = {tile<Add, Panels, Rows + 1>...};
         return tiles[count - 1];
     }
 
+    template <bool Add = false>
     static Tile tile_of(int panel_count, int row_count) {
         constexpr auto counts = std::make_integer_sequence<int, rows>();
-        if (panel_count == panels) return tile_of<panels>(row_count, counts);
-        return tile_of<1>(row_count, counts);
+        if (panel_count == panels) return tile_of<Add, panels>(row_count, counts);
+        return tile_of<Add, 1>(row_count, counts);
+    }
+
+    // out[panel][row][16] of all rows, stored as by a tile.
+    template <bool Add>
+    static void compute_into(
+        const char* const* panel, int count, const In* x, int64_t stride, int row_count, int depth, float* out,
+        int64_t out_stride
+    ) {
+        const int blocks = (row_count + rows - 1) / rows;
+        for (int block = 0, row = 0; block < blocks; ++block) {
+            const int height = (row_count - row + blocks - block - 1) / (blocks - block);
+            tile_of<Add>(count, height)(panel, x + row * stride, stride, depth, out + row * kPanel, out_stride);
+            row += height;
+        }
     }
 
     // Compute `count` panels (one, or `panels`) for all `row_count` rows of x; call `done(panel, row, sums)` with
@@ -125,7 +144,7 @@ struct Gemm {
         const int blocks = (row_count + rows - 1) / rows;
         for (int block = 0, row = 0; block < blocks; ++block) {
             const int height = (row_count - row + blocks - block - 1) / (blocks - block);
-            tile_of(count, height)(panel, x + row * stride, stride, depth, out);
+            tile_of(count, height)(panel, x + row * stride, stride, depth, out, height * kPanel);
             for (int p = 0; p < count; ++p) {
                 for (int i = 0; i < height; ++i) done(p, row + i, out + (p * height + i) * kPanel);
             }
@@ -195,7 +214,7 @@ struct Gemm {
                 for (int block = 0, row = 0; block < blocks; ++block) {
                     const int height = (row_count - row + blocks - block - 1) / (blocks - block);
                     alignas(64) float out[2 * rows * kPanel];
-                    tile_of(2, height)(panel, x + row * int64_t{depth}, depth, depth, out);
+                    tile_of(2, height)(panel, x + row * int64_t{depth}, depth, depth, out, height * kPanel);
                     for (int k = 0; k < height; ++k) {
                         gate(job, first_row + row + k, i, out + k * kPanel, out + (height + k) * kPanel);
                     }
@@ -206,7 +225,7 @@ struct Gemm {
                     const int height = row_count - row < rows ? row_count - row : rows;
                     alignas(64) float out[2][rows * kPanel];
                     for (int p = 0; p < 2; ++p) {
-                        tile_of(1, height)(panel + p, x + row * int64_t{depth}, depth, depth, out[p]);
+                        tile_of(1, height)(panel + p, x + row * int64_t{depth}, depth, depth, out[p], 0);
                     }
                     for (int k = 0; k < height; ++k) {
                         gate(job, first_row + row + k, i, out[0] + k * kPanel, out[1] + k * kPanel);

@@ -62,6 +62,8 @@ struct Vectors : Lanes<Width> {
         }
     }
 
+    static F max(F a, F b) { return a > b ? a : b; }
+
     // Round to nearest, ties to even. NaN stays NaN.
     static H narrow(F x) {
         U bits;
@@ -90,6 +92,7 @@ struct Avx2 : Vectors<8> {
         low = (U)_mm256_permute2x128_si256(even, odd, 0x20);
         high = (U)_mm256_permute2x128_si256(even, odd, 0x31);
     }
+    static F max(F a, F b) { return (F)_mm256_max_ps((__m256)a, (__m256)b); }
 };
 #endif
 
@@ -104,6 +107,7 @@ struct Avx512 : Vectors<16> {
         low = (U)_mm512_permutex2var_epi32((__m512i)a, first, (__m512i)b);
         high = (U)_mm512_permutex2var_epi32((__m512i)a, second, (__m512i)b);
     }
+    static F max(F a, F b) { return (F)_mm512_max_ps((__m512)a, (__m512)b); }
 };
 #endif
 
@@ -181,6 +185,20 @@ inline void store_float(bf16* to, typename Isa::F x) {
     store(to, Isa::narrow(x));
 }
 
+// Both rounded to bfloat16, side by side in each unit; halves up, and NaN is lost.
+template <class Isa>
+inline typename Isa::U round_pair(typename Isa::F first, typename Isa::F second) {
+    using U = typename Isa::U;
+    return (((U)first + 0x8000u) >> 16) | (((U)second + 0x8000u) & 0xffff0000u);
+}
+
+template <class Isa, class Mask>
+inline bool any(Mask mask) {
+    int found = 0;
+    for (int i = 0; i < Isa::width; ++i) found |= mask[i];
+    return found;
+}
+
 template <class Isa>
 inline float sum(typename Isa::F x) {
     float total = 0;
@@ -239,6 +257,31 @@ inline typename Isa::F exp(typename Isa::F x) {
     p = p * (r * r) + r + 1.0f;
     const F scale = (F)(((U)shifted << 23) + 0x3f800000u);
     return vanishes ? all<Isa>(0.0f) : p * scale;
+}
+
+// 2^x for weights of type `In`, which below 2^-126 need not be told from zero; x <= 126. A polynomial on [-1/2, 1/2].
+template <class Isa, class In>
+inline typename Isa::F exp2(typename Isa::F x) {
+    using F = typename Isa::F;
+    using U = typename Isa::U;
+    const float to_integer = 12582912.0f;  // 1.5 * 2^23: adding it rounds
+    x = Isa::max(x, all<Isa>(-126.0f));
+    const F shifted = x + to_integer;
+    const F r = x - (shifted - to_integer);
+    F p;
+    if constexpr (sizeof(In) == 2) {
+        p = r * 5.517164659e-2f + 2.426111413e-1f;
+        p = p * r + 6.932609914e-1f;
+        p = p * r + 9.999280725e-1f;
+    } else {
+        p = r * 1.534580977e-4f + 1.339993153e-3f;
+        p = p * r + 9.618488968e-3f;
+        p = p * r + 5.550328776e-2f;
+        p = p * r + 2.402264689e-1f;
+        p = p * r + 6.931472057e-1f;
+        p = p * r + 1.0f;
+    }
+    return (F)((U)p + ((U)shifted << 23));
 }
 
 template <class Isa>

@@ -71,8 +71,9 @@ struct KernelTable {
     // `x / rms(x) * weight` over `width` values.
     void (*rms_norm)(const float* x, const float* weight, void* out, int width, float eps);
     void (*product)(const Product&);
-    // Bytes of memory that `attend` needs of its caller.
-    size_t (*attend_bytes)(int rows, int head_dim);
+    // Bytes of memory that `attend` needs of its caller. `lanes`: queries times heads, of each KV head filled up to
+    // whole panels.
+    size_t (*attend_bytes)(int lanes, int head_dim);
     void (*attend)(const Attention&, void* memory);
     // Combine `parts` unfinished results of one query, `stride` floats apart, into `out`.
     void (*merge)(const float* partial, int parts, int64_t stride, int heads, int head_dim, void* out);
