@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 _LINE_EXTRA_BYTES = 1 << 16  # what a line may hold beside the body
 _RETRY_S = 1.0
 _TICK_S = 0.2
+_FIRST_WAIT_S, _MOST_WAIT_S = 0.5, 8.0  # while the system is full or has no workers
 _MAX_TRIES = 5
 # Redis lost the request, or its result expired before anybody read it: it runs again, under another key.
 _LOST = ("request_lost", "stream_lost", "stream_diverged")
@@ -205,13 +206,14 @@ class BatchRun:
 
     def _reply(self, number: int, call: Call) -> Reply | None:
         """None: stopped before there was one."""
-        tries = 1
+        tries, wait_s = 1, _FIRST_WAIT_S
         while not self._stopping.is_set():
             line = Line(self._batch.owner, max(1.0, self._expires_at - time.monotonic()), self._abandoned)
             key = f"{self.batch_id}:{number}:{tries}"
             reply = self._loopback.post(self._batch.endpoint, call.body, key, line)
             if reply.status in _PASSES:
-                self._stopping.wait(reply.retry_after_s or _RETRY_S)
+                self._stopping.wait(max(wait_s, reply.retry_after_s or 0.0))
+                wait_s = min(2 * wait_s, _MOST_WAIT_S)
             elif reply.error_code in _LOST and tries < _MAX_TRIES:
                 tries += 1
             else:

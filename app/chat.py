@@ -102,12 +102,13 @@ def create() -> Response:
     prompt_ids = prompt_of_conversation(s, body)
     accepted = submit(s, ChatView.kind, body, prompt_ids, raw.digest)
     prompt = ShownPrompt(prompt_ids, body.shown, s.tokenizer, lambda: s.rooms.scores(accepted.request_id))
-    tools = _tool_reply(body, s.tokenizer, accepted.request_id)
+    tools = tool_reply(body, s.tokenizer, accepted.request_id)
     view = ChatView(body.shown, s.tokenizer, prompt, body.echoed_text, tools)
     return Generation(s, accepted, view).answer(body.stream, body.stream_options)
 
 
-def _tool_reply(body: ChatBody, tokenizer: Tokenizer, answer_id: str) -> ToolReply | None:
+def tool_reply(body: ChatBody, tokenizer: Tokenizer, answer_id: str) -> ToolReply | None:
+    """What finds the calls in an answer; None where it may hold none."""
     form = body.calls_format(tokenizer)
     if form is None:
         return None

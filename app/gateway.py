@@ -30,6 +30,7 @@ from app import (
 )
 from app.follow import Follower
 from app.keys import KeyRing
+from app.line import current_line
 from app.meters import Meters
 from app.service import KEY, Service, service
 from app.storage import Storage
@@ -142,7 +143,7 @@ def _end(response: Response) -> Response:
     event(
         log,
         "http",
-        logging.DEBUG if request.path in _QUIET else logging.INFO,
+        logging.DEBUG if request.path in _QUIET or current_line() else logging.INFO,
         method=request.method,
         route=route,
         status=response.status_code,

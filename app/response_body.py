@@ -21,7 +21,8 @@ _NOT_SUPPORTED = (
     *("logprobs", "prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids", "echo"),
 )
 # Fields of a chat that mean the same here: those of the sampler and of the template.
-_SHARED = set(Conversation.model_fields) - {"messages", "max_tokens", "response_format"}
+_OTHERWISE_HERE = {"messages", "max_tokens", "response_format", "tools", "tool_choice", "parallel_tool_calls"}
+_SHARED = set(Conversation.model_fields) - _OTHERWISE_HERE
 
 
 class TextFormat(Strict):
@@ -121,13 +122,13 @@ def as_chat(body: ResponseBody, fields: dict[str, Any], items: Sequence[Item]) -
         chat["reasoning_effort"] = body.reasoning.effort
     if body.text.form.type != "text":
         chat["response_format"] = _response_format(body.text.form)
-    if body.tools:
-        chat |= {"tools": [_tool(tool, f"tools.{i}") for i, tool in enumerate(body.tools)]}
-        chat |= {
-            "tool_choice": _tool_choice(body.tool_choice),
-            "parallel_tool_calls": body.parallel_tool_calls,
-        }
-    return parse(ChatBody, chat)
+    return parse(ChatBody, chat | _tool_fields(body.tools, body.tool_choice, body.parallel_tool_calls))
+
+
+def as_chat_of_tools(echo: dict[str, Any]) -> ChatBody:
+    """A chat with the tools of a response, by the fields that its answer repeats: how to find its calls."""
+    tools = _tool_fields(echo["tools"], echo["tool_choice"], echo["parallel_tool_calls"])
+    return parse(ChatBody, {"messages": [{"role": "user", "content": ""}]} | tools)
 
 
 def _response_format(form: TextFormat) -> dict[str, Any]:
@@ -137,6 +138,18 @@ def _response_format(form: TextFormat) -> dict[str, Any]:
     return {
         "type": form.type,
         form.type: {name: value for name, value in schema.items() if value is not None},
+    }
+
+
+def _tool_fields(
+    tools: Sequence[dict[str, Any]], choice: str | dict[str, Any], several: bool
+) -> dict[str, Any]:
+    if not tools:
+        return {}
+    return {
+        "tools": [_tool(tool, f"tools.{i}") for i, tool in enumerate(tools)],
+        "tool_choice": _tool_choice(choice),
+        "parallel_tool_calls": several,
     }
 
 

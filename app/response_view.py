@@ -1,15 +1,15 @@
 """A response as its client sees it: the object, and the events of its stream."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from app.logprobs import chat_logprobs
+from app.response_output import Object, ResponseOutput, Told
+from app.tool_reply import ToolReply
 from relay.request import Record, State, Token
 from relay.responses import StoredResponse
 from relay.tokenizer import Tokenizer
 from relay.tokens import End
-
-Object = dict[str, Any]
 
 
 class Event(NamedTuple):
@@ -23,14 +23,21 @@ class Event(NamedTuple):
 class ResponseView:
     """Tells one response, from its tokens alone: so every gateway tells it alike, at any time."""
 
-    def __init__(self, stored: StoredResponse, model: str, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        stored: StoredResponse,
+        model: str,
+        tokenizer: Tokenizer,
+        new_tools: Callable[[], ToolReply | None],
+    ) -> None:
+        """`new_tools` makes what finds the calls in an answer; None where it may hold none."""
         self._stored = stored
         self._model = model
         self._tokenizer = tokenizer
-        self._item_id = f"msg_{stored.response_id.removeprefix('resp_')}"
+        self._new_tools = new_tools
+        self._output = self._new_output()
         self._events = 0
-        self._began = False
-        self._tokens: list[Token] = []
+        self._queued = stored.background
 
     # ---- the object
 
@@ -41,9 +48,67 @@ class ResponseView:
 
     def ended(self, tokens: Sequence[Token], end: End, record: Record | None) -> Object:
         """`record` None: it cannot be read now, so nobody knows how much of the prompt was cached."""
+        output = self._new_output()
+        for token in tokens:
+            output.token(token)
+        output.end(end)
+        return self._ended(output, end, record)
+
+    # ---- the stream
+
+    @property
+    def next_number(self) -> int:
+        """Of the event that comes next."""
+        return self._events
+
+    def begin(self) -> list[Event]:
+        """What is told at once."""
+        waiting = {"response": self.waiting()}
+        second = Told("queued", waiting) if self._queued else self._in_progress()
+        return self._numbered([Told("created", waiting), second])
+
+    def token(self, token: Token) -> list[Event]:
+        return self._numbered([*self._leave_queue(), *self._output.token(token)])
+
+    def end(self, end: End, record: Record | None) -> list[Event]:
+        told = [*self._leave_queue(), *self._output.end(end)]
+        whole = self._ended(self._output, end, record)
+        return self._numbered([*told, Told(whole["status"], {"response": whole})])
+
+    def _leave_queue(self) -> list[Told]:
+        if not self._queued:
+            return []
+        self._queued = False
+        return [self._in_progress()]
+
+    def _in_progress(self) -> Told:
+        return Told("in_progress", {"response": self._object("in_progress")})
+
+    def _numbered(self, told: Iterable[Told]) -> list[Event]:
+        events = []
+        for name, fields in told:
+            full_name = f"response.{name}"
+            data = {"type": full_name, "sequence_number": self._events, **fields}
+            events.append(Event(self._events, full_name, data))
+            self._events += 1
+        return events
+
+    # ---- parts
+
+    def _new_output(self) -> ResponseOutput:
+        hex_id = self._stored.response_id.removeprefix("resp_")
+        return ResponseOutput(hex_id, self._new_tools(), self._logprobs)
+
+    def _logprobs(self, tokens: Sequence[Token]) -> list[Object]:
+        wanted = self._stored.top_logprobs
+        if wanted is None:
+            return []
+        content: list[Object] = chat_logprobs(tokens, wanted, self._tokenizer)["content"]
+        return content
+
+    def _ended(self, output: ResponseOutput, end: End, record: Record | None) -> Object:
         status = _status(end)
-        output = [self._item(tokens, end, _item_status(status))] if _has_output(tokens, end) else []
-        shown = self._object(status) | {"output": output}
+        shown = self._object(status) | {"output": output.items}
         if status == "completed":
             shown["completed_at"] = int(record.timings.ended / 1000) if record else None
         if status == "incomplete":
@@ -55,96 +120,9 @@ class ResponseView:
             shown["usage"] = _usage(record)
         return shown
 
-    # ---- the stream
-
-    @property
-    def next_number(self) -> int:
-        """Of the event that comes next."""
-        return self._events
-
-    def begin(self) -> list[Event]:
-        if not self._stored.background:
-            return [self._event("created", response=self.waiting()), self._in_progress()]
-        waiting = self.waiting()
-        return [self._event("created", response=waiting), self._event("queued", response=waiting)]
-
-    def token(self, token: Token) -> list[Event]:
-        self._tokens.append(token)
-        logprobs = self._logprobs([token])
-        return [
-            *self._open(),
-            self._event("output_text.delta", **self._place(), delta=token.text, logprobs=logprobs),
-        ]
-
-    def end(self, end: End, record: Record | None) -> list[Event]:
-        events = []
-        whole = self.ended(self._tokens, end, record)
-        if _has_output(self._tokens, end):
-            events = self._open()
-            if end.text:
-                events.append(self._event("output_text.delta", **self._place(), delta=end.text, logprobs=[]))
-            (item,) = whole["output"]
-            (part,) = item["content"]
-            events += [
-                self._event(
-                    "output_text.done", **self._place(), text=part["text"], logprobs=part["logprobs"]
-                ),
-                self._event("content_part.done", **self._place(), part=part),
-                self._event("output_item.done", output_index=0, item=item),
-            ]
-        elif self._stored.background:
-            events = [self._in_progress()]
-        return [*events, self._event(whole["status"], response=whole)]
-
-    def _open(self) -> list[Event]:
-        if self._began:
-            return []
-        self._began = True
-        first = [self._in_progress()] if self._stored.background else []
-        item = self._message("in_progress", [])
-        part = _part("", [])
-        return [
-            *first,
-            self._event("output_item.added", output_index=0, item=item),
-            self._event("content_part.added", **self._place(), part=part),
-        ]
-
-    def _in_progress(self) -> Event:
-        return self._event("in_progress", response=self._object("in_progress"))
-
-    def _event(self, name: str, **fields: Any) -> Event:
-        number, full_name = self._events, f"response.{name}"
-        self._events += 1
-        return Event(number, full_name, {"type": full_name, "sequence_number": number, **fields})
-
-    # ---- parts
-
-    def _place(self) -> Object:
-        return {"item_id": self._item_id, "output_index": 0, "content_index": 0}
-
-    def _item(self, tokens: Sequence[Token], end: End, status: str) -> Object:
-        text = "".join(token.text for token in tokens) + end.text
-        return self._message(status, [_part(text, self._logprobs(tokens))])
-
-    def _message(self, status: str, content: list[Object]) -> Object:
-        return {
-            "id": self._item_id,
-            "type": "message",
-            "status": status,
-            "role": "assistant",
-            "content": content,
-        }
-
-    def _logprobs(self, tokens: Sequence[Token]) -> list[Object]:
-        wanted = self._stored.top_logprobs
-        if wanted is None:
-            return []
-        content: list[Object] = chat_logprobs(tokens, wanted, self._tokenizer)["content"]
-        return content
-
     def _object(self, status: str) -> Object:
         stored = self._stored
-        return {
+        fields: dict[str, Any] = {
             "id": stored.response_id,
             "object": "response",
             "created_at": stored.created,
@@ -156,26 +134,14 @@ class ResponseView:
             "model": self._model,
             "output": [],
             "usage": None,
-            **stored.echo,
         }
-
-
-def _part(text: str, logprobs: list[Object]) -> Object:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+        return fields | stored.echo
 
 
 def _status(end: End) -> str:
     if end.state is State.FINISHED:
         return "incomplete" if end.finish_reason == "length" else "completed"
     return "cancelled" if end.state is State.CANCELLED else "failed"
-
-
-def _item_status(status: str) -> str:
-    return "completed" if status == "completed" else "incomplete"
-
-
-def _has_output(tokens: Sequence[Token], end: End) -> bool:
-    return bool(tokens or end.text) or end.state is State.FINISHED
 
 
 def _usage(record: Record) -> Object:

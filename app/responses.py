@@ -10,15 +10,23 @@ from flask import Blueprint, Response, jsonify, request
 from app.access import caller
 from app.arguments import choice_argument, last_event, switch_argument, whole_argument
 from app.attendance import Attendance, client_left, refuse_failure
+from app.chat import tool_reply
 from app.client import ClientGone
 from app.errors import ApiError, invalid
 from app.events import events
 from app.line import current_line
 from app.page import page
 from app.prompt import prompt_of_conversation
-from app.response_body import ResponseBody, as_chat, in_terms_of_a_response, parse_response
+from app.response_body import (
+    ResponseBody,
+    as_chat,
+    as_chat_of_tools,
+    in_terms_of_a_response,
+    parse_response,
+)
 from app.response_items import Item, items_of
-from app.response_view import Event, Object, ResponseView
+from app.response_output import Object
+from app.response_view import Event, ResponseView
 from app.schema import ChatBody
 from app.service import Service, service
 from app.sse import PING, event_stream, frame
@@ -49,7 +57,7 @@ def create() -> Response:
     stored = _stored(accepted, body, chat, items)
     if body.store and not current_line():
         s.responses.add(stored, s.settings.request_timeout_s + s.settings.result_ttl_s)
-    view = ResponseView(stored, s.model, s.tokenizer)
+    view = _view(s, stored)
     if body.background and not body.stream:
         return jsonify(view.waiting())
     if body.background:
@@ -155,8 +163,15 @@ def _unknown(response_id: str) -> ApiError:
     )
 
 
+def _view(s: Service, stored: StoredResponse) -> ResponseView:
+    chat = as_chat_of_tools(stored.echo)
+    return ResponseView(
+        stored, s.model, s.tokenizer, lambda: tool_reply(chat, s.tokenizer, stored.request_id)
+    )
+
+
 def _object(s: Service, stored: StoredResponse, record: Record) -> Object:
-    view = ResponseView(stored, s.model, s.tokenizer)
+    view = _view(s, stored)
     if not record.state.terminal:
         return view.waiting(record)
     tokens, end = s.tokens.read_all(stored.request_id)
@@ -181,7 +196,7 @@ def _told_again(s: Service, stored: StoredResponse) -> Response:
     s.check_free_thread()
     watch = s.follower.follow(stored.request_id, 0)
     items = events(s, watch, request.environ)
-    view = ResponseView(stored, s.model, s.tokenizer)
+    view = _view(s, stored)
     frames = _frames(view, items, lambda: s.rooms.record(stored.request_id), _last_seen())
     return event_stream(frames, watch.close)
 

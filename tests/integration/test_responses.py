@@ -319,6 +319,62 @@ def test_what_is_refused_is_named(
     assert found == param or (param and found.startswith(param)), reply.body
 
 
+WEATHER: Any = {
+    "type": "function",
+    "name": "weather",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    "strict": True,
+}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+
+
+def test_a_call_of_a_tool_and_what_it_gave(
+    client: openai.OpenAI, worker: ScriptedWorker, rooms: Rooms, tokenizer: Tokenizer
+) -> None:
+    ask: Any = {"model": MODEL, "tools": [WEATHER]}
+    with Answering(worker, words(tokenizer, f"I look. {CALL}"), Finish("stop")).running():
+        first = client.responses.create(**ask, input="How is Rome?")
+        events = list(client.responses.create(**ask, input="How is Rome?", stream=True))
+    message, call = first.output
+    assert message.type == "message"
+    assert first.output_text == "I look."
+    assert call.type == "function_call"
+    assert (call.name, json.loads(call.arguments), call.status) == ("weather", {"city": "Rome"}, "completed")
+    assert client.responses.retrieve(first.id).output == first.output
+
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    names = [event.type.removeprefix("response.") for event in events]
+    deltas = ("output_text.delta", "function_call_arguments.delta")
+    assert [name for name in names if name not in deltas] == [
+        *("created", "in_progress", "output_item.added", "content_part.added"),
+        *("output_text.done", "content_part.done", "output_item.done"),
+        *("output_item.added", "function_call_arguments.done", "output_item.done", "completed"),
+    ]
+    arguments = "".join(e.delta for e in events if e.type == "response.function_call_arguments.delta")
+    assert json.loads(arguments) == {"city": "Rome"}
+    (said,) = [event for event in events if event.type == "response.function_call_arguments.done"]
+    assert said.arguments == arguments
+    last = events[-1]
+    assert last.type == "response.completed"
+    assert [item.type for item in last.response.output] == ["message", "function_call"]
+
+    given = [{"type": "function_call_output", "call_id": call.call_id, "output": "It rains."}]
+    with Answering(worker, words(tokenizer, "Rain."), Finish("stop")).running() as answering:
+        second = client.responses.create(**ask, previous_response_id=first.id, input=given)
+        assert second.output_text == "Rain."
+        asked = prompt(answering, tokenizer)
+    places = [asked.index(text) for text in ("How is Rome?", "I look.", '"Rome"', "It rains.")]
+    assert places == sorted(places)
+
+
+def test_a_demanded_call_is_forced(gateway: GatewayProcess, answering: Answering) -> None:
+    body = {"input": "x", "tools": [WEATHER], "tool_choice": {"type": "function", "name": "weather"}}
+    reply = gateway.call("POST", "/v1/responses", body)
+    assert reply.status == 200, reply.body
+    assert "weather" in (answering.claimed[-1].params.grammar or "")
+    assert reply.body["tool_choice"] == body["tool_choice"]
+
+
 def test_a_schema_becomes_a_grammar(gateway: GatewayProcess, answering: Answering) -> None:
     schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     form = {"type": "json_schema", "name": "place", "schema": schema}
