@@ -139,10 +139,11 @@ class Rig:
             "reserve_tokens": 4,
         } | config
         vocab = VOCAB if model is None else model.config.vocab_size
+        sampling_kernels = None if model is None else model.kernels
         self.engine = Engine(
             cast(Model, self.model),
             self.kv,
-            Sampler(vocab, {EOS}),
+            Sampler(vocab, {EOS}, self.kv.tensor.device, kernels=sampling_kernels),
             EngineConfig(**settings),
             eos_ids={EOS},
             salt=b"rig",

@@ -1,9 +1,9 @@
 """Compile the FlashInfer modules that the GPU run needs, for Hopper, on a machine without a GPU.
 
-    FLASHINFER_CUDA_ARCH_LIST=9.0a python -m bench.gpu.modules TARGET [FIRST LAST]
+    FLASHINFER_CUDA_ARCH_LIST=9.0a python -m bench.gpu.modules TARGET
 
 nvcc 13 is needed, and a `LIBRARY_PATH` with libcudart.so and any libcuda.so to link against. Each module ends
-in TARGET/<name>/<name>.so, as FlashInfer looks for it under `flashinfer/data/aot`.
+in TARGET/<name>/<name>.so, as FlashInfer looks for it under `flashinfer/data/aot`; what is there is kept.
 """
 
 import shutil
@@ -45,12 +45,14 @@ def specs() -> Iterator[Any]:
 
 def main() -> None:
     target = Path(sys.argv[1])
-    only = slice(*map(int, sys.argv[2:4])) if sys.argv[2:] else slice(None)
-    for spec in list(specs())[only]:
+    for spec in specs():
+        library = target / spec.name / f"{spec.name}.so"
+        if library.exists():
+            continue
         started = time.monotonic()
         spec.build()
-        (target / spec.name).mkdir(parents=True, exist_ok=True)
-        shutil.copy(spec.jit_library_path, target / spec.name / f"{spec.name}.so")
+        library.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(spec.jit_library_path, library)
         print(f"{spec.name}: {time.monotonic() - started:.0f} s", flush=True)
 
 

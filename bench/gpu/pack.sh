@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Gather what bench/gpu/run.sh needs on a machine without a network into one file:
 #     bench/gpu/pack.sh [--no-modules]     -> build/gpu/pack.tar.xz
-# Needs a package index, xz and binutils, and nvcc 13 for FlashInfer's modules. With --no-modules those are left
-# out, and the GPU machine's own nvcc compiles them, which takes minutes of its time.
+# Needs a package index, xz and binutils, and nvcc 13 for FlashInfer's modules, many minutes of two cores, once: they
+# are kept in build/gpu/modules. With --no-modules none is compiled; what is missing then, the GPU machine's own nvcc
+# compiles, which takes minutes of its time.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -36,15 +37,19 @@ compile_modules() { # FlashInfer's own compiler driver, in a virtual environment
         click requests tabulate tqdm packaging filelock
     CPATH=$here/include:$here/site/nvidia/cu13/include LIBRARY_PATH=$here/lib FLASHINFER_CUDA_ARCH_LIST=9.0a \
         FLASHINFER_WORKSPACE_BASE=$(realpath "$build") \
-        "$venv/bin/python" -m bench.gpu.modules "$site/flashinfer/data/aot"
+        "$venv/bin/python" -m bench.gpu.modules "$modules"
 }
 
 rm -rf "$site"
 mkdir -p "$site"
 "$python" -m bench.gpu.packages >"$build/packages.txt"
+modules=$build/modules/$(sed -n 's/^flashinfer-python==//p' "$build/packages.txt")
+mkdir -p "$modules"
 pip_for_312 --target "$site" -r "$build/packages.txt"
 "$python" -m bench.gpu.slim "$site"
 if [ "${1:-}" != --no-modules ]; then compile_modules; fi
+mkdir -p "$site/flashinfer/data/aot"
+cp -r "$modules/." "$site/flashinfer/data/aot"
 XZ_OPT="-6 -T0" tar -C "$build" -cJf "$build/pack.tar.xz" site
 bytes=$(stat -c %s "$build/pack.tar.xz")
 echo "$build/pack.tar.xz: $((bytes >> 20)) MB"

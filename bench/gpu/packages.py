@@ -2,10 +2,13 @@
 FlashInfer, and what tests and benchmarks use. `HAS` is what such a machine brings with PyTorch."""
 
 import re
+import tomllib
 from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
 
 from packaging.requirements import Requirement
 
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 HAS = {
     *("torch", "numpy", "safetensors", "huggingface-hub"),
     *("setuptools", "pip", "pytest", "packaging", "pyyaml", "tqdm", "requests"),
@@ -39,8 +42,8 @@ def closure(names: list[str]) -> dict[str, str]:
 
 
 def main() -> None:
-    own = [text for text in requires("kvrelay") or () if "extra ==" not in text]
-    for name, installed in sorted(closure([*own, *ALSO]).items()):
+    project = tomllib.loads(PYPROJECT.read_text())["project"]  # newer than what an editable install remembers
+    for name, installed in sorted(closure([*project["dependencies"], *ALSO]).items()):
         print(f"{name}=={installed}")
     print("\n".join(FLASHINFER))
 

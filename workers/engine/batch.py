@@ -112,7 +112,7 @@ class Batch(NamedTuple):
         packed = torch.tensor([i for part in parts for i in part], dtype=torch.int64, pin_memory=on_gpu)
         there = packed.to(device, non_blocking=on_gpu).split([len(part) for part in parts])
         ids = drawn.ids if drawn is not None and drawn_at else None
-        return cls(*there[:3], attention, ids, *there[3:])
+        return cls(there[0], there[1], there[2], attention, ids, there[3], there[4])
 
     def input_tokens(self) -> Tensor:
         """`tokens` with those that only the device knows: int64 [T], there."""

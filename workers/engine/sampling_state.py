@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 import torch
 from llguidance import LLMatcher
@@ -29,25 +30,46 @@ class SamplingState:
         matcher: LLMatcher | None = None,
     ) -> None:
         """`matcher` belongs to this state, and is at the start of the answer."""
-
-        def to_tensor(ids: Iterable[int]) -> Tensor:
-            inside = [token for token in ids if 0 <= token < vocab_size]
-            return torch.tensor(inside, dtype=torch.int64, device=device)
-
         self._params = params
+        self._prompt = prompt_ids
+        self._vocab_size = vocab_size
+        self._eos_ids = frozenset(eos_ids)
+        self._device = device
         self._repeats = params.repetition_penalty != 1.0
         self._counts_matter = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
-        self._biased_ids = to_tensor(params.logit_bias)
-        biases = [params.logit_bias[token] for token in self._biased_ids.tolist()]
-        self._biases = torch.tensor(biases, dtype=torch.float32, device=device)
-        ended_by_eos = params.grammar is not None or not params.ignore_eos
-        self._end_ids = to_tensor({*params.stop_token_ids, *(eos_ids if ended_by_eos else ())})
-        self._unwanted_ids = to_tensor(eos_ids if params.ignore_eos and params.grammar is not None else ())
-        self._prompt_ids = to_tensor(set(prompt_ids) if self._repeats else ())
         self._limits = Limits(params, matcher, vocab_size, device)
         self._output: Counter[int] = Counter()  # stays empty when no penalty asks for it
         for token in output_ids:
             self.append(token)
+
+    # Made when they are first needed: a plain row asks nothing of a device that may be busy.
+
+    @cached_property
+    def _biased_ids(self) -> Tensor:
+        return self._to_tensor(self._params.logit_bias)
+
+    @cached_property
+    def _biases(self) -> Tensor:
+        biases = [self._params.logit_bias[token] for token in self._biased_ids.tolist()]
+        return torch.tensor(biases, dtype=torch.float32, device=self._device)
+
+    @cached_property
+    def _end_ids(self) -> Tensor:
+        ended_by_eos = self._params.grammar is not None or not self._params.ignore_eos
+        return self._to_tensor({*self._params.stop_token_ids, *(self._eos_ids if ended_by_eos else ())})
+
+    @cached_property
+    def _unwanted_ids(self) -> Tensor:
+        unwanted = self._params.ignore_eos and self._params.grammar is not None
+        return self._to_tensor(self._eos_ids if unwanted else ())
+
+    @cached_property
+    def _prompt_ids(self) -> Tensor:
+        return self._to_tensor(set(self._prompt))
+
+    def _to_tensor(self, ids: Iterable[int]) -> Tensor:
+        inside = [token for token in ids if 0 <= token < self._vocab_size]
+        return torch.tensor(inside, dtype=torch.int64, device=self._device)
 
     def append(self, token: int) -> None:
         """Note the next output token."""
