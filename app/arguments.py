@@ -24,6 +24,17 @@ def last_event() -> int | None:
     return whole("Last-Event-ID", header, 0, 1 << 31) if header else None
 
 
+def last_events(count: int) -> list[int] | None:
+    """The same of an answer in `count` parts, with a dot between the numbers of each. Raises ApiError."""
+    header = request.headers.get("Last-Event-ID")
+    if not header:
+        return None
+    numbers = [whole("Last-Event-ID", part, 0, 1 << 31) for part in header.split(".")]
+    if len(numbers) != count:
+        raise invalid(f"Last-Event-ID must hold {count} numbers, not {header!r}.", "Last-Event-ID")
+    return numbers
+
+
 def choice_argument(name: str, *allowed: str) -> str:
     """One of `allowed`; the first where none is given. Raises ApiError."""
     text = request.args.get(name, allowed[0]).lower()

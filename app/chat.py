@@ -11,7 +11,7 @@ from app.schema import ChatBody, parse
 from app.service import service
 from app.shown import Shown
 from app.shown_prompt import ShownPrompt
-from app.submit import current_body, submit
+from app.submit import current_body, submit_all
 from app.tool_reply import ToolReply
 from relay.request import Token
 from relay.tokenizer import Tokenizer
@@ -100,11 +100,15 @@ def create() -> Response:
     s = service()
     s.check_free_thread()
     prompt_ids = prompt_of_conversation(s, body)
-    accepted = submit(s, ChatView.kind, body, prompt_ids, raw.digest)
+    accepted = submit_all(s, ChatView.kind, body, [prompt_ids], raw.digest, body.n)
     prompt = ShownPrompt(prompt_ids, body.shown, s.tokenizer, lambda: s.rooms.scores(accepted.request_id))
-    tools = tool_reply(body, s.tokenizer, accepted.request_id)
-    view = ChatView(body.shown, s.tokenizer, prompt, body.echoed_text, tools)
-    return Generation(s, accepted, view).answer(body.stream, body.stream_options)
+    ids = accepted.request_ids
+
+    def new_view(index: int) -> ChatView:
+        tools = tool_reply(body, s.tokenizer, ids[index])
+        return ChatView(body.shown, s.tokenizer, prompt, body.echoed_text, tools)
+
+    return Generation(s, accepted, new_view, body.n).answer(body.stream, body.stream_options)
 
 
 def tool_reply(body: ChatBody, tokenizer: Tokenizer, answer_id: str) -> ToolReply | None:

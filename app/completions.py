@@ -11,7 +11,7 @@ from app.schema import CompletionBody, parse
 from app.service import service
 from app.shown import Shown
 from app.shown_prompt import ShownPrompt
-from app.submit import current_body, submit
+from app.submit import current_body, submit_all
 from relay.request import Token
 from relay.tokenizer import Tokenizer
 from relay.tokens import End
@@ -105,9 +105,15 @@ def create() -> Response:
     body = parse(CompletionBody, raw.fields)
     s = service()
     s.check_free_thread()
-    prompt_ids = prompt_of_text(s, body, body.prompt)
-    echo = echoed_text(s.tokenizer, body, prompt_ids) if body.echo else None
-    accepted = submit(s, CompletionView.kind, body, prompt_ids, raw.digest)
-    prompt = ShownPrompt(prompt_ids, body.shown, s.tokenizer, lambda: s.rooms.scores(accepted.request_id))
-    view = CompletionView(body.shown, s.tokenizer, prompt, echo)
-    return Generation(s, accepted, view).answer(body.stream, body.stream_options)
+    prompts = [prompt_of_text(s, body, prompt) for prompt in body.prompts]
+    accepted = submit_all(s, CompletionView.kind, body, prompts, raw.digest, body.samples)
+    leaders = accepted.leaders
+
+    def new_view(index: int) -> CompletionView:
+        number = index // body.samples
+        ids, leader = prompts[number], leaders[number]
+        prompt = ShownPrompt(ids, body.shown, s.tokenizer, lambda: s.rooms.scores(leader))
+        echo = echoed_text(s.tokenizer, body, body.prompts[number], ids) if body.echo else None
+        return CompletionView(body.shown, s.tokenizer, prompt, echo)
+
+    return Generation(s, accepted, new_view, body.n).answer(body.stream, body.stream_options)

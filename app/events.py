@@ -1,14 +1,14 @@
 """What happens to a request, as one client sees it: tokens as they come, and the end."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from redis.exceptions import RedisError
 
 from app.client import ClientGone, client_gone
 from app.errors import ApiError
-from app.follow import RedisBack, StreamDiverged, Watch
+from app.follow import Item, RedisBack, StreamDiverged, Watch, Watches
 from app.service import Service
 from app.sse import HEARTBEAT_S
 from relay.request import Token
@@ -22,11 +22,29 @@ def events(service: Service, watch: Watch, environ: dict[str, Any]) -> Iterator[
 
     Raises ClientGone, and ApiError when the stream cannot be completed as it was begun.
     """
+    for found in _events(service, watch.inbox.take, [watch.request_id], environ):
+        yield found[1] if found else None
+
+
+def events_of_all(
+    service: Service, watches: Watches, environ: dict[str, Any]
+) -> Iterator[tuple[int, list[Token] | End] | None]:
+    """As `events`, of several streams: each item comes with the number of its stream, and each has an end."""
+    yield from _events(service, watches.take, watches.request_ids, environ)
+
+
+def _events(
+    service: Service,
+    take: Callable[[float], tuple[int, Item] | None],
+    request_ids: Sequence[str],
+    environ: dict[str, Any],
+) -> Iterator[tuple[int, list[Token] | End] | None]:
     heard_at = looked_at = time.monotonic()
-    terminal = False
-    while True:
+    running = dict(enumerate(request_ids))
+    terminal: set[int] = set()  # of them, whose record has ended
+    while running:
         try:
-            item = watch.take(TICK_S)
+            found = take(TICK_S)
         except StreamDiverged as error:
             raise ApiError(500, str(error), code="stream_diverged") from error
         now = time.monotonic()
@@ -34,21 +52,29 @@ def events(service: Service, watch: Watch, environ: dict[str, Any]) -> Iterator[
             looked_at = now
             if client_gone(environ):
                 raise ClientGone
-        if isinstance(item, list):
-            heard_at = now
-            yield item
-        elif isinstance(item, End):
-            yield item
-            return
-        elif (back := isinstance(item, RedisBack)) or now - heard_at >= HEARTBEAT_S:
-            ended = _has_ended(service, watch.request_id)
-            # A reader that only begins again has not had the time to come to the end.
-            if ended and terminal and not back:
+        if found is None:
+            if now - heard_at < HEARTBEAT_S:
+                continue
+            ended = {number for number, request_id in running.items() if _has_ended(service, request_id)}
+            if ended & terminal:
                 raise ApiError(
                     500, "The end of this stream is lost; the request itself has ended.", code="stream_lost"
                 )
             terminal, heard_at = ended, time.monotonic()
             yield None
+            continue
+        number, item = found
+        heard_at = now
+        if isinstance(item, RedisBack):
+            # A reader that only begins again has not had the time to come to the end.
+            terminal.discard(number)
+            if _has_ended(service, running[number]):
+                terminal.add(number)
+            yield None
+            continue
+        if isinstance(item, End):
+            del running[number]
+        yield number, item
 
 
 def _has_ended(service: Service, request_id: str) -> bool:

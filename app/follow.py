@@ -8,6 +8,7 @@ read again from its start and compared with what it has already handed on.
 import logging
 import threading
 from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -33,27 +34,49 @@ class RedisBack(NamedTuple):
     """Redis was away. It may have forgotten the request, so look whether its record is still there."""
 
 
-class Watch:
-    """One waiter on one token stream, from position `start` on. The waiter takes, the reader feeds."""
+Item = list[Token] | End | RedisBack
 
-    def __init__(self, follower: "Follower", request_id: str, start: int) -> None:
-        self.request_id = request_id
-        self.start = start
-        self.next_position = start
-        self._follower = follower
-        self._handed_on: list[int] = []  # token ids from `start` on
-        self._items: SimpleQueue[list[Token] | End | RedisBack | StreamDiverged] = SimpleQueue()
-        self.ended = False
 
-    def take(self, timeout_s: float) -> list[Token] | End | RedisBack | None:
-        """The next tokens, or the end, or None after `timeout_s`. Raises StreamDiverged."""
+class Inbox:
+    """What one waiter gets: of each stream, by its number, tokens and at last the end."""
+
+    def __init__(self) -> None:
+        self._items: SimpleQueue[tuple[int, Item | StreamDiverged]] = SimpleQueue()
+
+    def put(self, number: int, item: Item | StreamDiverged) -> None:
+        self._items.put((number, item))
+
+    def take(self, timeout_s: float) -> tuple[int, Item] | None:
+        """None after `timeout_s`. Raises StreamDiverged."""
         try:
-            item = self._items.get(timeout=timeout_s) if timeout_s > 0 else self._items.get_nowait()
+            number, item = self._items.get(timeout=timeout_s) if timeout_s > 0 else self._items.get_nowait()
         except Empty:
             return None
         if isinstance(item, StreamDiverged):
             raise item
-        return item
+        return number, item
+
+
+class Watch:
+    """One token stream from position `start` on, for one waiter. The waiter takes, the reader feeds."""
+
+    def __init__(
+        self, follower: "Follower", request_id: str, start: int, inbox: Inbox | None = None, number: int = 0
+    ) -> None:
+        """`inbox` is shared with other watches of the same waiter, which knows this one as `number`."""
+        self.request_id = request_id
+        self.start = start
+        self.next_position = start
+        self.inbox = inbox or Inbox()
+        self._number = number
+        self._follower = follower
+        self._handed_on: list[int] = []  # token ids from `start` on
+        self.ended = False
+
+    def take(self, timeout_s: float) -> Item | None:
+        """The next tokens, or the end, or None after `timeout_s`. Raises StreamDiverged."""
+        found = self.inbox.take(timeout_s)
+        return None if found is None else found[1]
 
     def feed(self, chunk: Chunk, position: int) -> None:
         """Take over what was read from `position` on."""
@@ -73,19 +96,19 @@ class Watch:
                 return self._diverge(token.position)
             self.next_position = token.position + 1
         if fresh:
-            self._items.put(fresh)
+            self._put(fresh)
         if not chunk.end:
             return
         length = chunk.tokens[-1].position + 1 if chunk.tokens else position
         if length != self.start + len(self._handed_on):
             return self._diverge(length)
         self.ended = True
-        self._items.put(chunk.end)
+        self._put(chunk.end)
 
     def read_again(self) -> None:
         """Redis is back: compare from the start, and let the waiter look at the record."""
         self.next_position = self.start
-        self._items.put(RedisBack())
+        self._put(RedisBack())
 
     def close(self) -> None:
         self._follower.leave(self)
@@ -101,7 +124,31 @@ class Watch:
     def _diverge(self, position: int) -> None:
         self.ended = True
         event(log, "stream_diverged", logging.WARNING, request=self.request_id, position=position)
-        self._items.put(StreamDiverged(f"Redis lost tokens that were already sent, position {position} on."))
+        self._put(StreamDiverged(f"Redis lost tokens that were already sent, position {position} on."))
+
+    def _put(self, item: Item | StreamDiverged) -> None:
+        self.inbox.put(self._number, item)
+
+
+class Watches:
+    """Several token streams from their beginnings, for one waiter."""
+
+    def __init__(self, follower: "Follower", request_ids: Sequence[str]) -> None:
+        self.request_ids = request_ids
+        self._follower = follower
+        self._inbox = Inbox()
+        self.each = [
+            Watch(follower, request_id, 0, self._inbox, number)
+            for number, request_id in enumerate(request_ids)
+        ]
+
+    def take(self, timeout_s: float) -> tuple[int, Item] | None:
+        """As Inbox."""
+        return self._inbox.take(timeout_s)
+
+    def close(self) -> None:
+        for watch in self.each:
+            self._follower.leave(watch)
 
 
 class Follower:
@@ -118,12 +165,22 @@ class Follower:
     def follow(self, request_id: str, start: int) -> Watch:
         """Watch a token stream from position `start` on. Close the watch when done."""
         watch = Watch(self, request_id, start)
+        self._add([watch])
+        return watch
+
+    def follow_all(self, request_ids: Sequence[str]) -> Watches:
+        """Watch several token streams at once. Close the watches when done."""
+        watches = Watches(self, request_ids)
+        self._add(watches.each)
+        return watches
+
+    def _add(self, watches: Sequence[Watch]) -> None:
         with self._changed:
-            self._watches[request_id].add(watch)
+            for watch in watches:
+                self._watches[watch.request_id].add(watch)
             self._changed.notify()
         with suppress(RedisError):  # the reader meets the same error, and tries again
             self._reader.wake()
-        return watch
 
     def leave(self, watch: Watch) -> None:
         with self._changed:
@@ -134,9 +191,10 @@ class Follower:
             if not watches:
                 del self._watches[watch.request_id]
 
-    def watching(self) -> int:
+    def waiting(self) -> int:
+        """How many wait: each for one stream or several."""
         with self._changed:
-            return sum(len(watches) for watches in self._watches.values())
+            return len({watch.inbox for watches in self._watches.values() for watch in watches})
 
     def alive(self) -> bool:
         """False when the reader thread met a bug: then no stream moves any more."""
@@ -160,13 +218,13 @@ class Follower:
                 chunks = self._reader.wait(positions, BLOCK_MS)
             except RedisError as error:
                 if not away:
-                    event(log, "redis_away", logging.WARNING, error=error, watches=self.watching())
+                    event(log, "redis_away", logging.WARNING, error=error, waiting=self.waiting())
                 away = True
                 self._stopping.wait(_RETRY_S)
                 continue
             if away:
                 away = False
-                event(log, "redis_back", watches=self.watching())
+                event(log, "redis_back", waiting=self.waiting())
                 for watch in self._all():
                     watch.read_again()
                 continue

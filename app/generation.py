@@ -1,13 +1,14 @@
 """One request followed to its end for an OpenAI client that stays connected: streamed or whole."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from flask import Response, jsonify, request
 
-from app.arguments import last_event
+from app.arguments import last_events
 from app.attendance import Attendance, client_left, refuse_failure
+from app.best_of import Sample, chosen
 from app.client import ClientGone
 from app.errors import ApiError
 from app.schema import StreamOptions
@@ -43,18 +44,24 @@ class View(Protocol):
 class Generation:
     """The answer to a client that stays, in chunks or whole.
 
-    Where the request has a key, chunks are numbered: its client may come again for those it has not seen.
-    Others are not, since clients that expect `data:` at the beginning of each event would lose them.
+    Where the request has a key, chunks tell how many of each choice the client has then: it may come again
+    for those it has not seen. Others do not, since clients that expect `data:` at the beginning of each event
+    would lose them.
     """
 
-    def __init__(self, service: Service, accepted: Accepted, view: View) -> None:
+    def __init__(self, service: Service, accepted: Accepted, new_view: Callable[[int], View], n: int) -> None:
+        """`new_view` makes the view of one sample, by its place in `request_ids`. Of more than `n` of a
+        prompt the best are shown."""
         self._service = service
         self._accepted = accepted
-        self._view = view
+        self._n = n
+        self._views = [new_view(index) for index in range(len(accepted.request_ids))]
+        self._view = self._views[0]
         self._created = int(time.time())
         self._numbered = accepted.goes_on
-        self._seen = last_event()
-        self._attendance = Attendance(service, view.kind, accepted, request.environ)
+        self._seen = last_events(len(self._views))
+        self._sent = [0] * len(self._views)  # chunks of each choice, beside the first
+        self._attendance = Attendance(service, self._view.kind, accepted, request.environ)
 
     def answer(self, stream: bool, options: StreamOptions | None) -> Response:
         if stream:
@@ -65,32 +72,42 @@ class Generation:
             self._attendance.leave()
 
     def _whole(self) -> Response:
-        tokens: list[Token] = []
+        samples = [Sample([], None) for _ in self._views]
         try:
-            for item in self._attendance.events():
-                if isinstance(item, list):
-                    tokens += item
-                elif isinstance(item, End):
+            for found in self._attendance.events_of_all():
+                if found is None:
+                    continue
+                index, item = found
+                if isinstance(item, End):
                     refuse_failure(item)
-                    reply = self._chunk(self._view.whole_object, [self._view.whole(tokens, item)])
-                    about = self._view.about_prompt()
-                    return jsonify(reply | {"usage": self._usage(final=True)} | about)
+                    samples[index] = samples[index]._replace(end=item)
+                else:
+                    samples[index].tokens.extend(item)
         except ClientGone:
-            pass
-        return client_left().response()
+            return client_left().response()
+        choices: list[dict[str, Any]] = []
+        for index in chosen(samples, self._accepted.samples, self._n):
+            tokens, end = samples[index]
+            assert end is not None
+            choices.append(self._views[index].whole(tokens, end) | {"index": len(choices)})
+        reply = self._chunk(self._view.whole_object, choices)
+        return jsonify(reply | {"usage": self._usage(final=True)} | self._view.about_prompt())
 
     def _frames(self, options: StreamOptions) -> Iterator[str]:
         try:
-            if first := self._view.first():
-                yield self._unseen(0, self._frame(first, options, self._view.about_prompt()))
-            for item in self._attendance.events():
-                if item is None:
+            if firsts := self._first_frames(options):
+                yield firsts
+            for found in self._attendance.events_of_all():
+                if found is None:
                     yield PING
-                elif isinstance(item, End):
+                    continue
+                index, item = found
+                view = self._views[index]
+                if isinstance(item, End):
                     refuse_failure(item)
-                    yield self._frame(self._view.last(item), options)
+                    yield self._next_frame(index, view.last(item), options)
                 else:
-                    yield "".join([self._token_frame(token, options) for token in item])
+                    yield "".join([self._next_frame(index, view.token(token), options) for token in item])
             if options.include_usage:
                 yield frame(self._chunk(self._view.chunk_object, []) | {"usage": self._usage(final=True)})
         except ClientGone:
@@ -99,19 +116,33 @@ class Generation:
             yield frame(error.body())
         yield DONE
 
-    def _token_frame(self, token: Token, options: StreamOptions) -> str:
-        return self._unseen(token.position + 1, self._frame(self._view.token(token), options))
-
-    def _unseen(self, number: int, text: str) -> str:
-        """A chunk with its number; nothing if the client has it."""
-        if self._seen is not None and number <= self._seen:
+    def _first_frames(self, options: StreamOptions) -> str:
+        """The first chunk of each choice; that of the last one tells that the client has all of them."""
+        frames = [
+            self._frame(index, first, options, None if index else view.about_prompt())
+            for index, view in enumerate(self._views)
+            if (first := view.first())
+        ]
+        if not frames or self._seen is not None:
             return ""
-        return f"id: {number}\n{text}" if self._numbered else text
+        return "".join([*frames[:-1], self._name(), frames[-1]])
+
+    def _next_frame(self, index: int, choice: dict[str, Any], options: StreamOptions) -> str:
+        """Nothing if the client has it."""
+        self._sent[index] += 1
+        if self._seen is not None and self._sent[index] <= self._seen[index]:
+            return ""
+        return self._name() + self._frame(index, choice, options)
+
+    def _name(self) -> str:
+        """What a client says that comes again after the next chunk."""
+        has = map(max, self._sent, self._seen or self._sent)
+        return f"id: {'.'.join(map(str, has))}\n" if self._numbered else ""
 
     def _frame(
-        self, choice: dict[str, Any], options: StreamOptions, about: dict[str, Any] | None = None
+        self, index: int, choice: dict[str, Any], options: StreamOptions, about: dict[str, Any] | None = None
     ) -> str:
-        chunk = self._chunk(self._view.chunk_object, [choice]) | (about or {})
+        chunk = self._chunk(self._view.chunk_object, [choice | {"index": index}]) | (about or {})
         if options.continuous_usage_stats:
             chunk["usage"] = self._usage(final=False)
         elif options.include_usage:
@@ -129,6 +160,5 @@ class Generation:
 
     def _usage(self, final: bool) -> dict[str, Any]:
         """Only the record knows how much of the prompt was cached, and only when prefill is over."""
-        record = self._attendance.record() if final else None
-        cached = record.cached_tokens if record else None
+        cached = self._attendance.cached_tokens() if final else None
         return usage(self._accepted.prompt_tokens, self._attendance.tokens, cached)

@@ -60,7 +60,7 @@ class Meters:
             registry=self.registry,
         )
         watched = Gauge("kvrelay_followed_streams", "Streams and polls that wait", registry=self.registry)
-        watched.set_function(follower.watching)
+        watched.set_function(follower.waiting)
         self.registry.register(_Workers(rooms))
 
 

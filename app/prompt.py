@@ -33,10 +33,10 @@ def prompt_of_text(service: Service, body: SamplingFields, prompt: Prompt) -> tu
     return _fit(ids, body, service.context_tokens)
 
 
-def echoed_text(tokenizer: Tokenizer, body: CompletionBody, ids: tuple[int, ...]) -> str:
+def echoed_text(tokenizer: Tokenizer, body: CompletionBody, prompt: Prompt, ids: tuple[int, ...]) -> str:
     """The text of a prompt as the answer repeats it: as it was sent, if that was a text and is all there."""
-    if isinstance(body.prompt, str) and body.truncate_prompt_tokens is None:
-        return body.prompt
+    if isinstance(prompt, str) and body.truncate_prompt_tokens is None:
+        return prompt
     return tokenizer.decode(ids, skip_special_tokens=body.skip_special_tokens)
 
 

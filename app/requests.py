@@ -18,7 +18,7 @@ from app.prompt import prompt_of_conversation, prompt_of_text
 from app.schema import NativeBody, parse
 from app.service import Service, service
 from app.sse import PING, event_stream, frame
-from app.submit import current_body, submit
+from app.submit import current_body, submit_all
 from app.view import end_view, finite, links, record_view, token_view
 from relay.request import Record, Token
 from relay.tokens import End
@@ -41,10 +41,11 @@ def create() -> tuple[Response, int]:
         prompt_ids = prompt_of_text(s, body, body.prompt)
     else:
         prompt_ids = prompt_of_conversation(s, body)
-    accepted = submit(s, KIND, body, prompt_ids, raw.digest)
-    found = links(accepted.request_id)
-    response = jsonify({"id": accepted.request_id, "status": "queued", "links": found})
-    response.headers["Location"] = found["self"]
+    accepted = submit_all(s, KIND, body, [prompt_ids], raw.digest, body.n)
+    first, *others = ({"id": each, "links": links(each)} for each in accepted.request_ids)
+    reply = {"id": first["id"], "status": "queued", "links": first["links"]}
+    response = jsonify(reply | {"samples": [first, *others]} if others else reply)
+    response.headers["Location"] = links(accepted.request_id)["self"]
     if accepted.replayed:
         response.headers["Idempotency-Replayed"] = "true"
     return response, 202

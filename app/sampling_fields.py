@@ -88,6 +88,11 @@ class SamplingFields(Structure):
         raise NotImplementedError
 
     @property
+    def logprobs_needed(self) -> int | None:
+        """The same, also for what the client does not see."""
+        return self.top_logprobs_wanted
+
+    @property
     def prompt_logprobs_wanted(self) -> int | None:
         """The same for the tokens of the prompt."""
         return self.prompt_logprobs
@@ -132,7 +137,7 @@ class SamplingFields(Structure):
             stop_token_ids=tuple(self.stop_token_ids),
             include_stop_str_in_output=self.include_stop_str_in_output,
             ignore_eos=self.ignore_eos,
-            logprobs=self.top_logprobs_wanted,
+            logprobs=self.logprobs_needed,
             prompt_logprobs=self.prompt_logprobs_wanted,
             seed=(seed if self.seed is None else self.seed) % (1 << 63),
             skip_special_tokens=self.skip_special_tokens,

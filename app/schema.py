@@ -12,19 +12,35 @@ from app.strict import Strict
 from app.unsupported import refuse_unsupported
 
 Prompt = str | list[int]
+MAX_PROMPTS = 1_024
+MAX_SAMPLES = 128
 
 
 def _check_prompt(value: Any) -> Prompt:
-    if isinstance(value, list) and value and isinstance(value[0], str | list):
-        if len(value) > 1:
-            raise ValueError(f"holds {len(value)} prompts; one per request is supported yet")
-        value = value[0]
-    if isinstance(value, str):
-        return value
+    prompts = _check_prompts(value)
+    if len(prompts) != 1:
+        raise ValueError(f"holds {len(prompts)} prompts; one per request is allowed here")
+    return prompts[0]
+
+
+def _check_prompts(value: Any) -> list[Prompt]:
+    several = isinstance(value, list) and value and isinstance(value[0], str | list)
+    prompts = value if several else [value]
+    if len(prompts) > MAX_PROMPTS:
+        raise ValueError(f"holds {len(prompts)} prompts; at most {MAX_PROMPTS} are allowed")
+    kind = str if isinstance(prompts[0], str) else list
+    if not all(isinstance(prompt, kind) for prompt in prompts):
+        raise ValueError("must be a text, a list of token ids, or a list of several of either kind")
     # `type`, because a bool is an int to isinstance.
-    if isinstance(value, list) and all(type(i) is int for i in value):
-        return value
-    raise ValueError("must be a text, a list of token ids, or a list of exactly one of these")
+    if kind is list and not all(type(i) is int for prompt in prompts for i in prompt):
+        raise ValueError("must be a text, a list of token ids, or a list of several of either kind")
+    return prompts
+
+
+class _Sampled(SamplingFields):
+    """Several answers to one prompt."""
+
+    n: int = Field(1, ge=1, le=MAX_SAMPLES)
 
 
 class _CountedLogprobs(SamplingFields):
@@ -35,7 +51,7 @@ class _CountedLogprobs(SamplingFields):
         return self.logprobs
 
 
-class NativeBody(_CountedLogprobs, Conversation):
+class NativeBody(_CountedLogprobs, _Sampled, Conversation):
     """`POST /v1/requests`."""
 
     prompt: Annotated[Prompt, BeforeValidator(_check_prompt)] | None = None
@@ -69,10 +85,11 @@ class _Streamed(SamplingFields):
         return self
 
 
-class CompletionBody(_CountedLogprobs, _Streamed):
-    """`POST /v1/completions`."""
+class CompletionBody(_CountedLogprobs, _Sampled, _Streamed):
+    """`POST /v1/completions`. Of `best_of` samples the `n` of the highest mean log probability are shown."""
 
-    prompt: Annotated[Prompt, BeforeValidator(_check_prompt)]
+    prompts: Annotated[list[Prompt], BeforeValidator(_check_prompts)] = Field(alias="prompt")
+    best_of: int | None = Field(None, ge=1, le=MAX_SAMPLES)
     max_tokens: int | None = Field(None, ge=0, lt=1 << 31)
     echo: bool = False
 
@@ -81,6 +98,23 @@ class CompletionBody(_CountedLogprobs, _Streamed):
         if self.max_tokens == 0 and not self.echo:
             raise invalid("max_tokens 0 is allowed with echo: true only.", "max_tokens")
         return self
+
+    @model_validator(mode="after")
+    def _best_of_more(self) -> "CompletionBody":
+        if self.samples < self.n:
+            raise invalid(f"best_of {self.samples} is below n {self.n}.", "best_of")
+        if self.stream and self.samples > self.n:
+            raise invalid("best_of above n is not allowed with stream: true.", "best_of")
+        return self
+
+    @property
+    def samples(self) -> int:
+        """How many are drawn of each prompt."""
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def logprobs_needed(self) -> int | None:
+        return 0 if self.samples > self.n and self.logprobs is None else self.logprobs
 
     @property
     def output_tokens(self) -> int | None:
@@ -92,7 +126,7 @@ class CompletionBody(_CountedLogprobs, _Streamed):
         return max((wanted for wanted in (echoed, self.prompt_logprobs) if wanted is not None), default=None)
 
 
-class ChatBody(_Streamed, Conversation):
+class ChatBody(_Sampled, _Streamed, Conversation):
     """`POST /v1/chat/completions`. `max_tokens` is the older name of `max_completion_tokens`."""
 
     echo: bool = False
@@ -127,7 +161,7 @@ SomeModel = TypeVar("SomeModel", bound=Strict)
 
 def parse(kind: type[SomeBody], fields: dict[str, Any]) -> SomeBody:
     """The typed body of a request. Raises ApiError that names the first wrong field."""
-    refuse_unsupported(fields)
+    refuse_unsupported(fields, kind.model_fields)
     return validate(kind, fields)
 
 

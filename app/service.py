@@ -49,7 +49,7 @@ class Service:
     def check_free_thread(self) -> None:
         """A stream or poll keeps a thread. Raises ApiError when only those for short calls are left."""
         threads = self.settings.gateway_threads
-        if self.follower.watching() >= threads - max(2, threads // 16):
+        if self.follower.waiting() >= threads - max(2, threads // 16):
             raise unavailable(
                 "Too many streams are open on this gateway. Try again later.", "too_many_streams"
             )

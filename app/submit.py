@@ -3,13 +3,14 @@
 import logging
 import secrets
 import uuid
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from flask import current_app, g, request
 
 from app.access import caller
 from app.admission import missing, most_output_tokens
-from app.arguments import last_event
 from app.body import Body, read_body
 from app.errors import RETRY_AFTER_S, ApiError, invalid, unavailable
 from app.line import Line, current_line
@@ -18,24 +19,38 @@ from app.schema import SamplingFields
 from app.service import Service
 from relay.answers import SubmitOutcome
 from relay.log import event
-from relay.request import BATCH_PRIORITY, Ring, Submission
+from relay.request import BATCH_PRIORITY, Ring, Submission, member_id
 from relay.worker_card import WorkerCard
 
 log = logging.getLogger(__name__)
 
 MAX_KEY_LENGTH = 255
+MAX_GROUP = 1_024  # answers that one call asks for: the server accepts them in one step
 
 
 class Accepted(NamedTuple):
     """`replayed`: this idempotency key and body had been accepted before, and nothing new was created.
 
-    `goes_on`: also when its client leaves, since that may come again with the same key.
+    `goes_on`: also when its client leaves, since that may come again with the same key. It is `samples`
+    requests for each of `prompts` prompts, whose tokens are counted once; `request_id` is that of the first.
     """
 
     request_id: str
     prompt_tokens: int
     replayed: bool
     goes_on: bool
+    prompts: int = 1
+    samples: int = 1
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """Of every sample, prompt by prompt."""
+        return tuple(member_id(self.request_id, index) for index in range(self.prompts * self.samples))
+
+    @property
+    def leaders(self) -> tuple[str, ...]:
+        """The first sample of each prompt."""
+        return self.request_ids[:: self.samples]
 
 
 def current_body() -> Body:
@@ -52,24 +67,46 @@ def submit(
     prompt_ids: tuple[int, ...],
     digest: str,
 ) -> Accepted:
-    """Record the request, then ring. Raises ApiError when it cannot be accepted; nothing is recorded then."""
+    """As `submit_all`, of one request."""
+    return submit_all(service, kind, body, [prompt_ids], digest)
+
+
+def submit_all(
+    service: Service,
+    kind: str,
+    body: SamplingFields,
+    prompts: Sequence[tuple[int, ...]],
+    digest: str,
+    samples: int = 1,
+) -> Accepted:
+    """Record `samples` requests for each prompt, then ring. Raises ApiError when they cannot be accepted;
+    nothing is recorded then."""
     if body.model not in (None, service.model):
         raise no_such_model(body.model or "")
     who = caller()
     sent_key = idempotency_key()
     key = f"{who.name}/{sent_key}" if sent_key else None
     body_hash = f"{kind}:{digest}"
-    if key and (accepted := _accepted_before(service, key, body_hash, len(prompt_ids))):
-        service.meters.submitted.labels(kind, "replayed").inc()
-        return accepted
-    if last_event() is not None:
-        raise _nothing_to_resume()
-    max_tokens = _max_tokens(service, body.output_tokens, prompt_ids)
     line = current_line()
-    submission = Submission(
+    accepted = Accepted(
         request_id=f"req-{uuid.uuid4().hex}",
-        prompt_ids=prompt_ids,
-        params=body.params(max_tokens, secrets.randbits(63), service.tokenizer, service.grammars),
+        prompt_tokens=sum(map(len, prompts)),
+        replayed=False,
+        goes_on=bool(key) and line is None,
+        prompts=len(prompts),
+        samples=samples,
+    )
+    if key and (earlier := _accepted_before(service, key, body_hash)):
+        service.meters.submitted.labels(kind, "replayed").inc()
+        return accepted._replace(request_id=earlier, replayed=True)
+    if request.headers.get("Last-Event-ID"):
+        raise _nothing_to_resume()
+    _refuse_too_many(service, accepted)
+    limits = _max_tokens(service, body.output_tokens, prompts)
+    first = Submission(
+        request_id=accepted.request_id,
+        prompt_ids=prompts[0],
+        params=body.params(min(limits), secrets.randbits(63), service.tokenizer, service.grammars),
         timeout_ms=_timeout_ms(service, body.timeout, line),
         priority=BATCH_PRIORITY if line else body.priority,
         idempotency_key=key,
@@ -81,7 +118,7 @@ def submit(
         requests_per_minute=who.requests_per_minute,
         tokens_per_minute=who.tokens_per_minute,
     )
-    submitted = service.rooms.submit(submission)
+    submitted = service.rooms.submit(*_group(first, prompts, limits, samples, body.seed is not None))
     if submitted.outcome is SubmitOutcome.CONFLICT:
         raise _key_conflict()
     if submitted.outcome is SubmitOutcome.FULL:
@@ -98,17 +135,52 @@ def submit(
     replayed = submitted.outcome is SubmitOutcome.DUPLICATE
     service.meters.submitted.labels(kind, "replayed" if replayed else "accepted").inc()
     if not replayed:
-        service.meters.prompt_tokens.inc(len(prompt_ids))
+        service.meters.prompt_tokens.inc(accepted.prompt_tokens)
     event(
         log,
         "submitted",
         request=submitted.request_id,
         kind=kind,
-        prompt_tokens=len(prompt_ids),
+        prompt_tokens=accepted.prompt_tokens,
+        prompts=accepted.prompts,
+        samples=samples,
         replayed=replayed,
         trace=g.trace,
     )
-    return Accepted(submitted.request_id, len(prompt_ids), replayed, goes_on=bool(key) and line is None)
+    return accepted._replace(request_id=submitted.request_id, replayed=replayed)
+
+
+def _group(
+    first: Submission, prompts: Sequence[tuple[int, ...]], limits: Sequence[int], samples: int, seeded: bool
+) -> list[Submission]:
+    """Every sample of every prompt; the first of a prompt leads the others. A seed is for each prompt the
+    same, as if it had come alone."""
+    group = []
+    for number, (prompt_ids, max_tokens) in enumerate(zip(prompts, limits, strict=True)):
+        seed = first.params.seed if seeded else secrets.randbits(63)
+        params = replace(first.params, max_tokens=max_tokens, seed=seed)
+        leader = member_id(first.request_id, number * samples)
+        for index in range(samples):
+            group.append(
+                replace(
+                    first,
+                    request_id=member_id(first.request_id, number * samples + index),
+                    prompt_ids=prompt_ids,
+                    params=params.sample(index),
+                    leader=leader if index else None,
+                )
+            )
+    return group
+
+
+def _refuse_too_many(service: Service, accepted: Accepted) -> None:
+    most = min(MAX_GROUP, service.settings.max_open_requests)
+    if (wanted := accepted.prompts * accepted.samples) > most:
+        raise invalid(
+            f"{accepted.prompts} prompts with {accepted.samples} samples each are {wanted} answers; one call"
+            f" may ask for {most}.",
+            "n" if accepted.samples > 1 else "prompt",
+        )
 
 
 def _ring(service: Service, bell: Ring) -> None:
@@ -119,15 +191,15 @@ def _ring(service: Service, bell: Ring) -> None:
         event(log, "ring_failed", logging.WARNING, request=bell.request_id, leg=bell.leg, error=error)
 
 
-def _accepted_before(service: Service, key: str, body_hash: str, prompt_tokens: int) -> Accepted | None:
-    """A replay is answered like the first time, even when nothing new could be accepted now."""
+def _accepted_before(service: Service, key: str, body_hash: str) -> str | None:
+    """The id under this key: a replay is answered as at first, also if nothing new could be accepted."""
     earlier = service.rooms.earlier(key)
     if earlier is None:
         return None
     request_id, earlier_hash = earlier
     if earlier_hash != body_hash:
         raise _key_conflict()
-    return Accepted(request_id, prompt_tokens, replayed=True, goes_on=current_line() is None)
+    return request_id
 
 
 def _limited(early_ms: int) -> ApiError:
@@ -153,9 +225,15 @@ def no_such_model(name: str) -> ApiError:
     return ApiError(404, f"The model {name!r} does not exist.", code="model_not_found", param="model")
 
 
-def _max_tokens(service: Service, wanted: int | None, prompt_ids: tuple[int, ...]) -> int:
-    """The limit on output: as wanted, else what context and workers leave. Raises ApiError."""
-    prompt_tokens = len(prompt_ids)
+def _max_tokens(service: Service, wanted: int | None, prompts: Sequence[tuple[int, ...]]) -> list[int]:
+    """Limits on output, by prompt: as wanted, else what context and workers leave. Raises ApiError."""
+    left = [_left_in_context(service, wanted, len(prompt_ids)) for prompt_ids in prompts]
+    workers = _living_workers(service)
+    fit = [_fits(wanted, len(prompt_ids), workers) for prompt_ids in prompts]
+    return [min(each) if wanted is None else wanted for each in zip(left, fit, strict=True)]
+
+
+def _left_in_context(service: Service, wanted: int | None, prompt_tokens: int) -> int:
     left = service.context_tokens - prompt_tokens
     if left < (wanted or 1):
         raise invalid(
@@ -164,7 +242,11 @@ def _max_tokens(service: Service, wanted: int | None, prompt_ids: tuple[int, ...
             "prompt" if left < 1 else "max_tokens",
             code="context_length_exceeded",
         )
-    fits = most_output_tokens(prompt_tokens, _living_workers(service))
+    return left
+
+
+def _fits(wanted: int | None, prompt_tokens: int, workers: Sequence[WorkerCard]) -> int:
+    fits = most_output_tokens(prompt_tokens, workers)
     if fits < (wanted or 1):
         raise invalid(
             f"No living worker can hold {prompt_tokens} prompt tokens and {wanted or 1} output tokens"
@@ -172,7 +254,7 @@ def _max_tokens(service: Service, wanted: int | None, prompt_ids: tuple[int, ...
             "max_tokens" if fits > 0 else "prompt",
             code="exceeds_kv_capacity",
         )
-    return min(left, fits) if wanted is None else wanted
+    return fits
 
 
 def _living_workers(service: Service) -> list[WorkerCard]:

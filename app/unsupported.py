@@ -1,5 +1,6 @@
 """Fields that would change the result and are not implemented: refused by name, never ignored."""
 
+from collections.abc import Collection
 from typing import Any
 
 from app.errors import invalid
@@ -15,7 +16,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "logits_processors": ([],),
     "lora_path": (),
     "modalities": (["text"],),
-    "n": (1,),
     "no_stop_trim": (False,),
     "prompt_embeds": (),
     "guided_whitespace_pattern": (),
@@ -29,7 +29,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 _WHY = {
-    "n": "n must be 1: several samples of one prompt are not supported yet.",
+    "best_of": "best_of is supported by /v1/completions only: send n.",
     "suffix": "suffix is not supported: no model served here fills in the middle of a text.",
     "functions": "functions is not supported: send them as tools.",
     "function_call": "function_call is not supported: send tool_choice.",
@@ -37,10 +37,11 @@ _WHY = {
 }
 
 
-def refuse_unsupported(fields: dict[str, Any]) -> None:
-    """Raises ApiError for the first field that is here, unless its value changes nothing."""
+def refuse_unsupported(fields: dict[str, Any], known: Collection[str]) -> None:
+    """Raises ApiError for the first field that is here, unless its value changes nothing or it is one of the
+    `known`."""
     for name, harmless in UNSUPPORTED.items():
-        if name in fields and not any(_same(fields[name], value) for value in harmless):
+        if name in fields and name not in known and not any(_same(fields[name], value) for value in harmless):
             why = _WHY.get(name, f"{name} is not supported: leave it out.")
             raise invalid(why, name, code="unsupported_parameter")
 

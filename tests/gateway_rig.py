@@ -53,7 +53,7 @@ class Event(NamedTuple):
     """One server-sent event; `comment` for lines that begin with a colon."""
 
     name: str
-    event_id: int | None
+    event_id: int | str | None  # a number, or several with dots between them
     data: Any
     comment: str | None = None
 
@@ -68,7 +68,8 @@ class EventStream:
         self.headers = self._response.headers
 
     def __iter__(self) -> Iterator[Event]:
-        name, event_id, data, comment = "message", None, None, None
+        name, data, comment = "message", None, None
+        event_id: int | str | None = None
         while line := self._response.readline():
             text = line.decode().rstrip("\n")
             if text:
@@ -77,7 +78,7 @@ class EventStream:
                     case "event":
                         name = value
                     case "id":
-                        event_id = int(value)
+                        event_id = int(value) if value.isdigit() else value
                     case "data":
                         data = value if value == "[DONE]" else json.loads(value)
                     case "":

@@ -89,15 +89,34 @@ FIELDS: list[tuple[str, dict[str, Any], str, str]] = [
     (NATIVE, {"model": 3}, "model", "invalid_value"),
     *((path, {"model": "other"}, "model", "model_not_found") for path in (NATIVE, TEXT, CHAT)),
     *(
-        (path, {"n": value}, "n", "unsupported_parameter")
+        (path, {"n": value}, "n", "invalid_value")
         for path in (NATIVE, TEXT, CHAT)
-        for value in (2, 0, "1")
+        for value in (0, -1, 129, "1", 1.5)
     ),
+    *((path, {"best_of": 2}, "best_of", "unsupported_parameter") for path in (NATIVE, CHAT)),
+    *(
+        (TEXT, {"best_of": 2} | fields, "best_of", "invalid_value")
+        for fields in ({"n": 3}, {"stream": True}, {"best_of": 0}, {"best_of": 129})
+    ),
+    (TEXT, {"prompt": ["a"] * 9, "n": 128}, "n", "invalid_value"),
+    (TEXT, {"prompt": ["a"] * 1025}, "prompt", "invalid_value"),
+    *(
+        (TEXT, {"prompt": value}, "prompt", "invalid_value")
+        for value in (
+            ["a", ""],
+            ["a", 1],
+            ["a", [1]],
+            [[1], []],
+            [[1], "a"],
+            [[1], [1.5]],
+            [[1], [VOCABULARY]],
+        )
+    ),
+    *((NATIVE, {"prompt": value}, "prompt", "invalid_value") for value in (["a", "b"], [[1], [2]])),
     *(
         (TEXT, {name: value}, name, "unsupported_parameter")
         for name, value in [
             ("suffix", "x"),
-            ("best_of", 2),
             ("guided_whitespace_pattern", " "),
             ("stop_regex", "x"),
             ("kv_transfer_params", {"x": 1}),
@@ -185,8 +204,6 @@ WHOLE: list[tuple[str, dict[str, Any], str | None, str]] = [
             [],
             [""],
             [[]],
-            ["a", "b"],
-            [[1], [2]],
             3,
             {},
             [1, "a"],

@@ -112,7 +112,7 @@ def test_an_ended_stream_is_read_no_more_while_its_client_is_slow() -> None:
     w = follower.follow("req-1", 0)
     assert w.take(10) is not None
     assert w.take(10) == END
-    eventually(lambda: follower.watching() == 0, "leaving")
+    eventually(lambda: follower.waiting() == 0, "leaving")
     assert follower.alive()
     follower.close()
 
@@ -123,7 +123,7 @@ def test_a_dead_reader_is_told() -> None:
     for request_id in ("req-1", "req-2"):
         assert follower.alive()
         follower.follow(request_id, 0)
-        eventually(lambda: follower.watching() == 0 or not follower.alive(), "reading")
+        eventually(lambda: follower.waiting() == 0 or not follower.alive(), "reading")
     assert not follower.alive()
     follower.close()
 

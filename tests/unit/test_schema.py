@@ -87,10 +87,28 @@ def test_logprobs_of_a_chat(fields: dict[str, Any], wanted: int | None) -> None:
 
 @pytest.mark.parametrize(
     ("given", "prompt"),
-    [("a", "a"), (["a"], "a"), ([1, 2], [1, 2]), ([[1, 2]], [1, 2])],
+    [("a", ["a"]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1, 2], [3]], [[1, 2], [3]])],
 )
-def test_the_four_forms_of_a_prompt(given: Any, prompt: str | list[int]) -> None:
-    assert parse(CompletionBody, {"prompt": given}).prompt == prompt
+def test_the_four_forms_of_a_prompt(given: Any, prompt: list[Any]) -> None:
+    assert parse(CompletionBody, {"prompt": given}).prompts == prompt
+
+
+@pytest.mark.parametrize(
+    ("fields", "n", "samples", "logprobs"),
+    [
+        ({}, 1, 1, None),
+        ({"n": 3}, 3, 3, None),
+        ({"best_of": 3}, 1, 3, 0),
+        ({"n": 2, "best_of": 3, "logprobs": 2}, 2, 3, 2),
+        ({"n": 2, "best_of": 2}, 2, 2, None),
+    ],
+)
+def test_samples_and_what_choosing_among_them_needs(
+    fields: dict[str, Any], n: int, samples: int, logprobs: int | None
+) -> None:
+    body = parse(CompletionBody, {"prompt": "x", **fields})
+    assert (body.n, body.samples, body.logprobs_needed) == (n, samples, logprobs)
+    assert body.shown.logprobs == fields.get("logprobs")
 
 
 def test_parts_of_a_message_are_one_text() -> None:
