@@ -1,59 +1,112 @@
-"""Decode steps and prefills of a model shaped like Llama 3 8B, against the limits measured before."""
+"""Steps of the engine over a model shaped like Llama 3 8B, against the limits measured before."""
+
+import time
+from statistics import median
 
 import torch
 from torch import Tensor
 
 from bench.gpu import limits, shape
 from bench.gpu.results import Results, arguments, limit
-from kernels import AttentionBatch, load_kernels
+from kernels import load_kernels
+from relay.sampling import SamplingParams
+from workers.engine.config import EngineConfig
+from workers.engine.engine import Engine
+from workers.engine.kv_pool import KVPool
+from workers.engine.messages import Drop, Event, Prebuilt, Prefill, Prefilled, Reserve, Sampled, Work
+from workers.engine.sampler import Sampler
 
 PAGE_SIZE = 16
 CHUNK_TOKENS = 4096
 CONTEXT_TOKENS = 1024
 ROWS = (1, 8, 64, 256)
 PROMPTS_TOKENS = (512, 4096, 16384)
+WARM_STEPS = 3
+STEPS = 32
+REPEATS = 3
+
+
+class RandomModel:
+    """What the engine asks of a model, with weights that mean nothing."""
+
+    def __init__(self, size: shape.Shape, device: torch.device) -> None:
+        self.kernels = load_kernels("auto", device.type)
+        self._pass = self.kernels.compile(shape.decoder(size, device))
+
+    @torch.inference_mode()
+    def forward(self, *arguments: Tensor) -> Tensor:
+        return self._pass(*arguments)
 
 
 class Bench:
     def __init__(self, device: torch.device) -> None:
         small = device.type == "cpu"
-        self.device = device
         self.shape = shape.of(device)
         self.rows = (1, 2) if small else ROWS
         self.context_tokens = 64 if small else CONTEXT_TOKENS
         self.prompts_tokens = (64,) if small else PROMPTS_TOKENS
-        self._kernels = load_kernels("auto", device.type)
-        self._pass = self._kernels.compile(shape.decoder(self.shape, device))
-        tokens = max(self.rows[-1] * self.context_tokens, self.prompts_tokens[-1])
-        self._kv = torch.zeros(
-            self.shape.pool(-(-tokens // PAGE_SIZE), PAGE_SIZE), dtype=torch.bfloat16, device=device
+        tokens = max(self.rows[-1] * (self.context_tokens + PAGE_SIZE + STEPS), self.prompts_tokens[-1])
+        pages = -(-tokens // PAGE_SIZE) + self.rows[-1]
+        model = RandomModel(self.shape, device)
+        kv = KVPool.allocate(self.shape.pool(pages, PAGE_SIZE), torch.bfloat16, device)
+        self._events: list[Event] = []
+        self._legs = 0
+        self._engine = Engine(
+            model,  # type: ignore[arg-type]
+            kv,
+            Sampler(self.shape.vocab, (), device, kernels=model.kernels),
+            EngineConfig(self.shape.context_tokens, CHUNK_TOKENS, group_layers=8, reserve_tokens=0),
+            eos_ids=(),
+            salt=b"",
+            on_event=self._events.append,
+            on_produced=lambda _: None,
+            on_computed=lambda _: None,
         )
 
-    @torch.inference_mode()
-    def step(self, queries: list[int], contexts: list[int]) -> Tensor:
-        """As the engine runs it: the plan, the pass, and the highest logit of each row read back."""
-        tables, page = [], 0
-        for context in contexts:
-            count = -(-context // PAGE_SIZE)
-            tables.append(range(page, page + count))
-            page += count
-        batch = AttentionBatch(queries, contexts, tables, PAGE_SIZE)
-        ids = torch.ones(batch.tokens, dtype=torch.int64, device=self.device)
-        positions = torch.cat([torch.arange(c - q, c) for q, c in zip(queries, contexts)]).to(self.device)
-        last = (torch.tensor(queries).cumsum(0) - 1).to(self.device)
-        plan = self._kernels.plan(batch, self.device)
-        return self._pass(ids, positions, self._kv, plan, None, last).argmax(-1).cpu()
-
     def decode_s(self, rows: int) -> float:
-        return limits.seconds(lambda: self.step([1] * rows, [self.context_tokens] * rows), self.device, 15)
+        """Of one step in a row of them, as they follow each other while nothing else happens."""
+        legs = [self._work(self.context_tokens, WARM_STEPS + STEPS + 2) for _ in range(rows)]
+        for leg in legs:
+            self._engine.submit(Reserve(leg.key, leg.request_id, self.context_tokens))
+        self._engine.step()
+        for leg in legs:
+            self._engine.submit(Prebuilt(leg, Sampled(1)))
+        for _ in range(WARM_STEPS):
+            self._engine.step()
+        start = time.perf_counter()
+        for _ in range(STEPS):
+            self._engine.step()
+        elapsed_s = time.perf_counter() - start
+        self._end(legs)
+        return elapsed_s / STEPS
 
     def prefill_s(self, tokens: int) -> float:
-        def run() -> None:
-            for start in range(0, tokens, CHUNK_TOKENS):
-                stop = min(start + CHUNK_TOKENS, tokens)
-                self.step([stop - start], [stop])
+        """From a prompt's admission to its first token: the median of a few after one that does not count."""
+        return median([self._prefill_s(tokens) for _ in range(REPEATS + 1)][1:])
 
-        return limits.seconds(run, self.device, 3)
+    def _prefill_s(self, tokens: int) -> float:
+        leg = self._work(tokens, 1)
+        self._events.clear()
+        self._engine.submit(Prefill(leg, relay=True))
+        start = time.perf_counter()
+        while not any(isinstance(event, Prefilled) for event in self._events):
+            self._engine.step()
+        elapsed_s = time.perf_counter() - start
+        self._end([leg])
+        return elapsed_s
+
+    def _work(self, tokens: int, max_tokens: int) -> Work:
+        """Of a prompt that begins like no other, so that nothing of it is cached."""
+        self._legs += 1
+        params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+        return Work(f"leg{self._legs}", "", (self._legs, *[1] * (tokens - 1)), (), params)
+
+    def _end(self, legs: list[Work]) -> None:
+        for leg in legs:
+            self._engine.submit(Drop(leg.key))
+        while self._engine.step():
+            pass
+        self._engine.check()
 
 
 def main() -> None:
