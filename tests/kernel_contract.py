@@ -1,21 +1,52 @@
 """What holds of every set of kernels: attention against dense float64, the formulas of the other operations.
 
 A test module takes all of it by `from tests.kernel_contract import *` and says in a fixture which `kernels`.
+Each test draws new inputs; one that failed prints how it is repeated: `SEED=... pytest ...`.
 """
 
 import math
+import os
+import random
+from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
 from kernels import AttentionBatch, Kernels
+from workers.models.rope import RopeConfig, cos_sin_cache
 
 CPU = torch.device("cpu")
 NAN = float("nan")
 
 # (query tokens, context tokens): whole prompts, chunks behind a cached prefix, decodes short and long.
 RAGGED = [(7, 7), (1, 1), (5, 40), (1, 33), (1, 300), (16, 64), (1, 64), (2, 3), (1, 270)]
+
+
+# Largest difference from float64, absolute and relative, of operations whose inputs and results are about 1.
+TOLERANCE = {
+    torch.float32: {"atol": 1e-5, "rtol": 1e-5},
+    torch.float16: {"atol": 4e-3, "rtol": 4e-3},
+    torch.bfloat16: {"atol": 2e-2, "rtol": 2e-2},
+}
+
+
+@pytest.fixture(autouse=True)
+def fresh_inputs() -> int:
+    seed = int(os.environ.get("SEED") or random.SystemRandom().randrange(2**31))
+    print(f"SEED={seed} repeats this test")
+    torch.manual_seed(seed)
+    return seed
+
+
+@pytest.fixture(autouse=True)
+def poisoned_outputs() -> Iterator[None]:
+    """What torch allocates is full of NaN, so that a value which a kernel does not write is seen."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    assert torch.empty(4).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 class PagedCase:
@@ -33,7 +64,6 @@ class PagedCase:
         dtype: torch.dtype = torch.float32,
         lens: list[tuple[int, int]] = RAGGED,
     ) -> None:
-        torch.manual_seed(page_size * 100 + heads)
         self.lens = lens
         spare = 2  # a block table may be longer than the context
         pages = [math.ceil(context / page_size) + spare for _, context in lens]
@@ -42,8 +72,14 @@ class PagedCase:
         self.batch = AttentionBatch([q for q, _ in lens], [c for _, c in lens], tables, page_size)
         self.q = torch.randn(self.batch.tokens, heads, head_dim, dtype=dtype)
         self.dense = [torch.randn(2, context, kv_heads, head_dim, dtype=dtype) for _, context in lens]
+        self.layer_kv = torch.empty((sum(pages) + 5, 2, page_size, kv_heads, head_dim), dtype=dtype)
+        self.fill()
+
+    def fill(self) -> None:
+        """Lay `dense` out in pages: the cached tokens in `layer_kv`, those and the new ones in `complete`."""
+        lens, tables, page_size = self.lens, self.batch.block_tables, self.batch.page_size
         self.new = torch.cat([kv[:, -query:] for (query, _), kv in zip(lens, self.dense, strict=True)], dim=1)
-        self.layer_kv = torch.full((sum(pages) + 5, 2, page_size, kv_heads, head_dim), NAN, dtype=dtype)
+        self.layer_kv.fill_(NAN)
         self.complete = self.layer_kv.clone()
         for (query, context), table, kv in zip(lens, tables, self.dense, strict=True):
             for position in range(context):
@@ -76,46 +112,65 @@ class PagedCase:
             start += query
         return torch.cat(rows)
 
+    def check(self, kernels: Kernels, window: int | None = None, cap: float | None = None) -> None:
+        got = self.run(kernels, sliding_window=window, logit_soft_cap=cap)
+        assert got.dtype is self.q.dtype
+        torch.testing.assert_close(got.double(), self.expected(window, cap), **TOLERANCE[got.dtype])
+
 
 @pytest.mark.parametrize("page_size", [1, 16, 64])
-@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (3, 1)])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (3, 1), (16, 2)])
 def test_attention_equals_dense_float64(kernels: Kernels, page_size: int, heads: int, kv_heads: int) -> None:
-    case = PagedCase(page_size, heads, kv_heads)
-    torch.testing.assert_close(case.run(kernels).double(), case.expected(), atol=1e-5, rtol=1e-5)
+    PagedCase(page_size, heads, kv_heads).check(kernels)
 
 
-@pytest.mark.parametrize("sliding_window", [None, 1, 6, 1000])
-@pytest.mark.parametrize("logit_soft_cap", [None, 1.5])
+@pytest.mark.parametrize("window", [None, 1, 6, 1000])
+@pytest.mark.parametrize("cap", [None, 1.5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_attention_with_window_and_soft_cap(
-    kernels: Kernels, sliding_window: int | None, logit_soft_cap: float | None
+    kernels: Kernels, dtype: torch.dtype, window: int | None, cap: float | None
 ) -> None:
-    case = PagedCase(16, 6, 2)
-    got = case.run(kernels, sliding_window=sliding_window, logit_soft_cap=logit_soft_cap)
-    torch.testing.assert_close(
-        got.double(), case.expected(sliding_window, logit_soft_cap), atol=1e-5, rtol=1e-5
-    )
+    PagedCase(16, 6, 2, dtype=dtype).check(kernels, window, cap)
 
 
 @pytest.mark.parametrize("head_dim", [24, 64, 80, 96, 128, 256])
-@pytest.mark.parametrize("page_size", [1, 64])
+@pytest.mark.parametrize("page_size", [1, 16, 64])
 def test_attention_of_every_head_size(kernels: Kernels, page_size: int, head_dim: int) -> None:
-    case = PagedCase(page_size, 6, 2, head_dim)
-    torch.testing.assert_close(case.run(kernels).double(), case.expected(), atol=1e-5, rtol=1e-5)
-
-
-def test_attention_over_a_long_context(kernels: Kernels) -> None:
-    """Longer than any block, and shared out among threads in parts."""
-    case = PagedCase(16, 6, 2, 64, lens=[(1, 3000), (130, 700), (3, 1500), (1, 1)])
-    for window in (None, 200):
-        got = case.run(kernels, sliding_window=window)
-        torch.testing.assert_close(got.double(), case.expected(window), atol=1e-5, rtol=1e-5)
+    PagedCase(page_size, 6, 2, head_dim).check(kernels)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("head_dim", [16, 80])
+@pytest.mark.parametrize("head_dim", [16, 24, 64, 80, 96, 128, 256])
 def test_attention_in_half_precision(kernels: Kernels, dtype: torch.dtype, head_dim: int) -> None:
-    case = PagedCase(16, 6, 2, head_dim, dtype=dtype)
-    torch.testing.assert_close(case.run(kernels).double(), case.expected(), atol=3e-2, rtol=2e-2)
+    PagedCase(16, 6, 2, head_dim, dtype).check(kernels)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_over_a_long_context(kernels: Kernels, dtype: torch.dtype) -> None:
+    """Longer than any block, and shared out among threads in parts."""
+    case = PagedCase(16, 6, 2, 64, dtype, [(1, 3000), (130, 700), (3, 1500), (1, 1)])
+    for window in (None, 200):
+        case.check(kernels, window)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_of_many_heads_over_one_key(kernels: Kernels, dtype: torch.dtype) -> None:
+    PagedCase(16, 24, 2, 64, dtype, [(1, 3000), (1, 20), (2, 500), (40, 90)]).check(kernels)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("growth", [30.0, -30.0])
+def test_attention_whose_scores_grow_along_the_context(
+    kernels: Kernels, dtype: torch.dtype, growth: float
+) -> None:
+    """What was summed up to a block counts next to nothing after the next one, or the other way around."""
+    case = PagedCase(16, 4, 2, 64, dtype, [(300, 300), (1, 600), (200, 900)])
+    for kv in case.dense:
+        along = torch.linspace(0, growth, kv.shape[1])[:, None, None]
+        kv[0] = (kv[0] * 0.1).to(dtype) + along.to(dtype)
+    case.q = (case.q * 0.1).abs().to(dtype)
+    case.fill()
+    case.check(kernels)
 
 
 def test_one_plan_serves_layers_with_different_windows(kernels: Kernels) -> None:
@@ -157,20 +212,20 @@ def test_plan_refuses_an_impossible_batch(kernels: Kernels, batch: AttentionBatc
         kernels.plan(batch, CPU)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_norms(kernels: Kernels, dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("width", [48, 77, 576])
+def test_norms(kernels: Kernels, dtype: torch.dtype, width: int) -> None:
     x, residual, weight = (
-        torch.randn(5, 48, dtype=dtype),
-        torch.randn(5, 48, dtype=dtype),
-        torch.randn(48).to(dtype),
+        torch.randn(5, width, dtype=dtype),
+        torch.randn(5, width, dtype=dtype),
+        torch.rand(width).to(dtype),
     )
 
     def expected(of: Tensor) -> Tensor:
         wide = of.double()
         return wide / (wide.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
 
-    close = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 2e-2, "rtol": 2e-2}
+    close = TOLERANCE[dtype]
     torch.testing.assert_close(kernels.rms_norm(x, weight, 1e-5).double(), expected(x), **close)
     total = x + residual
     normed, carried = kernels.add_rms_norm(x.clone(), residual.clone(), weight, 1e-5)
@@ -179,33 +234,55 @@ def test_norms(kernels: Kernels, dtype: torch.dtype) -> None:
 
 
 def test_norm_of_heads(kernels: Kernels) -> None:
-    torch.manual_seed(0)
     x, weight = torch.randn(5, 3, 16), torch.randn(16)
     by_row = kernels.rms_norm(x.reshape(15, 16), weight, 1e-6).view(5, 3, 16)
     torch.testing.assert_close(kernels.rms_norm(x, weight, 1e-6), by_row)
 
 
-def test_rope_is_a_complex_rotation(kernels: Kernels) -> None:
-    torch.manual_seed(0)
-    q, k = torch.randn(4, 3, 8), torch.randn(4, 1, 8)
-    angles = torch.rand(10, 4) * 6
-    positions = torch.tensor([0, 9, 3, 3])
-    turned_q, turned_k = kernels.rope(
-        q.clone(), k.clone(), positions, torch.cat((angles.cos(), angles.sin()), dim=-1)
-    )
-    turn = torch.polar(torch.ones(4, 1, 4), angles[positions][:, None])
-    for x, got in ((q, turned_q), (k, turned_k)):
-        expected = torch.complex(x[..., :4], x[..., 4:]) * turn
-        torch.testing.assert_close(got, torch.cat((expected.real, expected.imag), dim=-1))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("head_dim", [8, 64, 80, 128])
+@pytest.mark.parametrize(
+    "rope",
+    [
+        RopeConfig(),
+        RopeConfig(kind="linear", factor=3.0),
+        RopeConfig(5e5, "llama3", 8.0, 64, 1.0, 4.0),
+        RopeConfig(kind="yarn", factor=4.0, original_context_tokens=64, attention_factor=1.1386),
+    ],
+    ids=lambda rope: rope.kind,
+)
+def test_rope_is_a_complex_rotation(
+    kernels: Kernels, rope: RopeConfig, head_dim: int, dtype: torch.dtype
+) -> None:
+    q, k = torch.randn(4, 3, head_dim, dtype=dtype), torch.randn(4, 1, head_dim, dtype=dtype)
+    positions = torch.tensor([0, 99, 3, 3])
+    cache = cos_sin_cache(rope, head_dim, 100)
+    turned = kernels.rope(q.clone(), k.clone(), positions, cache)
+    half = head_dim // 2
+    cos, sin = cache.double()[positions, None].split(half, dim=-1)
+    for x, got in zip((q, k), turned, strict=True):
+        rotated = torch.complex(*x.double().split(half, dim=-1)) * torch.complex(cos, sin)
+        expected = torch.cat((rotated.real, rotated.imag), dim=-1)
+        assert got.dtype is dtype
+        torch.testing.assert_close(got.double(), expected, **TOLERANCE[dtype])
 
 
-def test_gated_activation_linear_and_embedding(kernels: Kernels) -> None:
-    torch.manual_seed(0)
-    x, weight, bias = torch.randn(4, 10), torch.randn(7, 10), torch.randn(7)
-    gate, up = x[:, :5], x[:, 5:]
-    torch.testing.assert_close(kernels.silu_and_mul(x), gate / (1 + (-gate).exp()) * up)
-    torch.testing.assert_close(kernels.linear(x, weight), x @ weight.T)
-    torch.testing.assert_close(kernels.linear(x, weight, bias), x @ weight.T + bias)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("rows", "width", "outputs"), [(4, 10, 7), (1, 64, 40), (33, 48, 100)])
+def test_gated_activation_linear_and_embedding(
+    kernels: Kernels, rows: int, width: int, outputs: int, dtype: torch.dtype
+) -> None:
+    x, bias = torch.randn(rows, width, dtype=dtype), torch.randn(outputs, dtype=dtype)
+    weight = (torch.randn(outputs, width) / width**0.5).to(dtype)
+    gate, up = x.double().chunk(2, dim=1)
+    product = x.double() @ weight.double().T
+    for got, expected in (
+        (kernels.silu_and_mul(x), gate * gate.sigmoid() * up),
+        (kernels.linear(x, weight), product),
+        (kernels.linear(x, weight, bias), product + bias.double()),
+    ):
+        assert got.dtype is dtype
+        torch.testing.assert_close(got.double(), expected, **TOLERANCE[dtype])
     assert torch.equal(kernels.embedding(torch.tensor([6, 0, 6]), weight), weight[[6, 0, 6]])
 
 
@@ -223,9 +300,8 @@ def test_gated_activation_far_from_zero(kernels: Kernels, dtype: torch.dtype) ->
 @pytest.mark.parametrize("vocab", [40, 5001])
 def test_the_highest_logits_are_exact(kernels: Kernels, dtype: torch.dtype, vocab: int) -> None:
     """Rounded to 16 bits the best tokens of a large vocabulary tie, and greedy text goes wrong."""
-    generator = torch.Generator().manual_seed(vocab)
-    x = torch.randn(3, 64, generator=generator).to(dtype)
-    head = torch.randn(vocab, 64, generator=generator).to(dtype)
+    x = torch.randn(3, 64).to(dtype)
+    head = torch.randn(vocab, 64).to(dtype)
     expected = x.double() @ head.double().T
     found = kernels.logits(x, head)
     assert found.dtype is torch.float32
@@ -241,7 +317,6 @@ def test_no_rows_no_logits(kernels: Kernels) -> None:
 
 @pytest.mark.parametrize("vocab", [7, 1000, 20_000])
 def test_top_k_keeps_what_is_as_high_as_the_kth(kernels: Kernels, vocab: int) -> None:
-    torch.manual_seed(vocab)
     scores = torch.randn(6, vocab)
     scores[1] = scores[1].round()  # ties
     scores[2, : vocab // 2] = -torch.inf
@@ -254,16 +329,24 @@ def test_top_k_keeps_what_is_as_high_as_the_kth(kernels: Kernels, vocab: int) ->
 
 @pytest.mark.parametrize("vocab", [7, 1000, 20_000])
 def test_top_p_keeps_the_heaviest_that_reach_the_share(kernels: Kernels, vocab: int) -> None:
-    torch.manual_seed(vocab)
     weights = torch.rand(6, vocab) ** 4
-    weights[1] = (weights[1] * 8).round() / 8  # ties
+    weights[1] = (weights[1] * 8).ceil() / 8  # ties
     weights[2, vocab // 3 :] = 0.0
-    shares = [0.5, 0.7, 0.9, 1e-5, 0.99, 0.3]
+    # From the lightest weight on: the share of those that are heavier.
+    values, counts = zip(*(row.unique(return_counts=True) for row in weights.double()), strict=True)
+    masses = [value * count for value, count in zip(values, counts, strict=True)]
+    heavier = [1 - mass.cumsum(0) / mass.sum() for mass in masses]
+    shares = [
+        _between(row, share) for row, share in zip(heavier, (0.5, 0.7, 0.9, 1e-5, 0.99, 0.3), strict=True)
+    ]
     kept = kernels.top_p(weights, torch.tensor(shares, dtype=torch.float64)) > 0
     assert torch.equal(kept, kernels.top_p(weights, torch.tensor(shares, dtype=torch.float64)) > 0)
-    for row, own, share in zip(weights.double(), kept, shares, strict=True):
-        heavier = torch.stack([row[row > weight].sum() for weight in row.unique()]) / row.sum()
-        distance = (heavier - share).abs().min()
-        assert distance > 1e-6, "float32 sums could cut on either side"
-        lowest = row.unique()[heavier < share].min()
-        assert torch.equal(own, (row >= lowest) & (row > 0))
+    for i, own in enumerate(kept):
+        lowest = values[i][heavier[i] < shares[i]].min()
+        assert torch.equal(own, (weights[i].double() >= lowest) & (weights[i] > 0))
+
+
+def _between(cuts: Tensor, share: float) -> float:
+    """Close to `share` and far from any of `cuts`: float32 sums could cut on either side of it."""
+    below, above = cuts[cuts <= share], cuts[cuts > share]
+    return (float(below.max()) + (float(above.min()) if len(above) else 1.0)) / 2
