@@ -12,6 +12,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from app.batch_run import BatchRun, Stop
+from app.batch_spool import sweep_parts
 from app.errors import ApiError
 from app.gateway import create_app
 from app.loopback import Loopback
@@ -45,7 +46,11 @@ class BatchProcessor:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
         renew_s = self._service.settings.lease_ms / 1000 / 3
-        for what, every_s in ((self._renew, renew_s), (self._sweep, _SWEEP_S)):
+        for what, every_s in (
+            (self._renew, renew_s),
+            (self._sweep_files, _SWEEP_S),
+            (self._sweep_parts, _SWEEP_S),
+        ):
             threading.Thread(target=self._repeat, args=(what, every_s), daemon=True).start()
         event(log, "ready", open_lines=self._service.settings.batch_open_lines)
         self._repeat(self._claim, _LOOK_S)
@@ -98,7 +103,10 @@ class BatchProcessor:
         for run in self._running():
             run.renew()
 
-    def _sweep(self) -> None:
+    def _sweep_parts(self) -> None:
+        sweep_parts(self._service)
+
+    def _sweep_files(self) -> None:
         """Delete files that have expired, unless a batch still reads them."""
         in_use = self._service.batches.inputs()
         for file in self._service.files.expired(time.time()):

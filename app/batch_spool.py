@@ -11,6 +11,7 @@ from relay.batches import Batch, BatchStatus, Kind
 from relay.files import File, new_file_id
 
 SPILL_BYTES = 4 << 20  # results beyond these leave Redis for the storage
+SWEEP_AFTER_MS = 60_000  # Redis may lose its last second, and with it that the batch has ended
 
 
 class Spool:
@@ -26,7 +27,7 @@ class Spool:
         self._batches = service.batches
         self._batch_id = batch_id
         self._nonce = nonce
-        self._folder = f"batches/{batch_id}/"
+        self._folder = parts_folder(batch_id)
         self._spilling = {kind: threading.Lock() for kind in Kind}
 
     def keep(self, number: int, result: Result) -> bool:
@@ -50,7 +51,6 @@ class Spool:
         for kind, file_id in ((Kind.OUTPUT, batch.output_file_id), (Kind.ERRORS, batch.error_file_id)):
             if file_id and self._files.find(file_id) is None:
                 self._make_file(batch, kind, file_id)
-        self._storage.delete(*self._storage.names(self._folder))
         return self._batches.finish(self._batch_id, self._nonce)
 
     def _spill(self, kind: Kind) -> None:
@@ -78,6 +78,17 @@ class Spool:
         for part in self._batches.parts(self._batch_id, kind):
             yield from self._storage.read(part)
         yield _lines(self._batches.pending(self._batch_id, kind))
+
+
+def parts_folder(batch_id: str) -> str:
+    return f"batches/{batch_id}/"
+
+
+def sweep_parts(service: Service, age_ms: int = SWEEP_AFTER_MS) -> None:
+    """Delete the parts of batches that have ended. Raises RedisError and ApiError."""
+    for batch_id in service.batches.unswept(age_ms):
+        service.storage.delete(*service.storage.names(parts_folder(batch_id)))
+        service.batches.swept(batch_id)
 
 
 def _lines(results: list[bytes]) -> bytes:

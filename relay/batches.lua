@@ -8,6 +8,7 @@
 -- <root>:batch:<id>:<kind>:parts list  names of the parts, in storage, that hold the others
 -- <root>:batches:<owner>       zset    the batches of one caller, by creation
 -- <root>:open_batches          zset    those that have not ended, by the end of their lease
+-- <root>:ended_batches         zset    those whose parts are still in storage, by when they ended
 -- <root>:batch_key:<key>       hash    batch id and body hash of an idempotency key
 
 local KEPT_MS = 30 * 86400000   -- how long an ended batch can be read
@@ -145,6 +146,7 @@ end
 local function close(c, id, status)
   enter_state(c, id, status)
   redis.call('ZREM', key(c, 'open_batches'), id)
+  redis.call('ZADD', key(c, 'ended_batches'), c.stamp, id)
   redis.call('DEL', key(c, 'batch', id, 'done'))
   for _, kind in ipairs(KINDS) do
     redis.call('DEL', key(c, 'batch', id, kind), key(c, 'batch', id, kind, 'parts'))
@@ -240,6 +242,18 @@ local function finish(keys, args)
   return 1
 end
 
+-- age_ms -> batches that ended so long ago and whose parts were not deleted
+local function unswept(keys, args)
+  local c = enter(keys)
+  return redis.call('ZRANGEBYSCORE', key(c, 'ended_batches'), '-inf', string.format('%.3f', c.now - args[1]))
+end
+
+-- id -> nothing: its parts are deleted
+local function swept(keys, args)
+  redis.call('ZREM', key(enter(keys), 'ended_batches'), args[1])
+  return {}
+end
+
 -- When memory is full only new batches are refused.
 local GROWS, MOVES, READS = {}, { 'allow-oom' }, { 'no-writes' }
 local FUNCTIONS = {
@@ -254,12 +268,14 @@ local FUNCTIONS = {
   { 'spill', spill, MOVES },
   { 'finalize', finalize, MOVES },
   { 'finish', finish, MOVES },
+  { 'swept', swept, MOVES },
   { 'find', find, READS },
   { 'list', list, READS },
   { 'inputs', inputs, READS },
   { 'done', done, READS },
   { 'pending', pending, READS },
   { 'parts', parts, READS },
+  { 'unswept', unswept, READS },
 }
 for i = 1, #FUNCTIONS do  -- while it loads, a library has no ipairs
   local name, callback, flags = FUNCTIONS[i][1], FUNCTIONS[i][2], FUNCTIONS[i][3]

@@ -217,6 +217,14 @@ class Batches:
         """Its files are there: it ends."""
         return bool(self._functions.call("finish", batch_id, nonce))
 
+    def unswept(self, age_ms: int) -> list[str]:
+        """Batches that ended at least `age_ms` ago and whose parts are still in the storage."""
+        return [batch_id.decode() for batch_id in self._functions.call("unswept", age_ms)]
+
+    def swept(self, batch_id: str) -> None:
+        """The parts of this batch are deleted."""
+        self._functions.call("swept", batch_id)
+
 
 def _batch(flat: Sequence[bytes]) -> Batch | None:
     if not flat:
