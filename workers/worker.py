@@ -73,7 +73,7 @@ class Worker:
         torch.set_num_threads(settings.threads or len(os.sched_getaffinity(0)))
         device = choose_device(settings.device)
         kernels = load_kernels(settings.kernels, device.type)
-        model = load_model(settings.model_path, settings.dtype, device, kernels)
+        model = load_model(settings.model_path, settings.dtype, device, kernels, settings.weights)
         tokenizer = Tokenizer.load(settings.model_path)
         grammars = Grammars(tokenizer, model.config.vocab_size)
         grammars.warm_up()

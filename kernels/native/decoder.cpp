@@ -21,10 +21,14 @@ Range share(int64_t count, int thread, int threads) {
 }  // namespace
 
 Decoder::Decoder(const DecoderShape& shape, const std::string& isa, std::shared_ptr<ThreadPool> pool)
-    : shape_(shape), table_(kernel_table(isa, shape.dtype)), pool_(std::move(pool)), attention_(table_) {}
+    : shape_(shape),
+      table_(kernel_table(isa, shape.dtype)),
+      pool_(std::move(pool)),
+      attention_(table_),
+      product_memory_(pool_->threads()) {}
 
-PackedMatrix Decoder::pack(const void* rows, int outputs, int depth) {
-    return PackedMatrix::from(rows, outputs, depth, shape_.dtype, arena_);
+PackedMatrix Decoder::pack(const MatrixRows& rows, int outputs, int depth) {
+    return PackedMatrix::from(rows, outputs, depth, arena_);
 }
 
 std::vector<float> Decoder::floats(const void* values, int count) const {
@@ -36,7 +40,6 @@ std::vector<float> Decoder::floats(const void* values, int count) const {
 void Decoder::add_layer(const LayerRows& rows) {
     const int q_width = shape_.heads * shape_.head_dim;
     const int qkv_width = q_width + 2 * shape_.kv_heads * shape_.head_dim;
-    const size_t gate_bytes = size_t(shape_.intermediate) * shape_.hidden * size_of(shape_.dtype);
     Layer layer;
     layer.attention_norm = floats(rows.attention_norm, shape_.hidden);
     layer.qkv_bias = floats(rows.qkv_bias, qkv_width);
@@ -46,17 +49,17 @@ void Decoder::add_layer(const LayerRows& rows) {
     layer.qkv = pack(rows.qkv, qkv_width, shape_.hidden);
     layer.attention_out = pack(rows.attention_out, shape_.hidden, q_width);
     layer.gate = pack(rows.gate_up, shape_.intermediate, shape_.hidden);
-    layer.up = pack(static_cast<const char*>(rows.gate_up) + gate_bytes, shape_.intermediate, shape_.hidden);
+    layer.up = pack(rows.gate_up.below(shape_.intermediate, shape_.hidden), shape_.intermediate, shape_.hidden);
     layer.down = pack(rows.down, shape_.hidden, shape_.intermediate);
     layer.window = rows.window;
     layers_.push_back(std::move(layer));
 }
 
-void Decoder::set_ends(const void* embedding, const void* final_norm, const void* head, const float* cos_sin,
-                       int64_t positions) {
-    embedding_ = static_cast<const char*>(embedding);
+void Decoder::set_ends(const std::optional<MatrixRows>& embedding, const void* final_norm, const MatrixRows& head,
+                       const float* cos_sin, int64_t positions) {
     final_norm_ = floats(final_norm, shape_.hidden);
     head_ = pack(head, shape_.vocab, shape_.hidden);
+    embedding_ = embedding ? pack(*embedding, shape_.vocab, shape_.hidden) : head_;
     cos_sin_ = cos_sin;
     positions_ = positions;
 }
@@ -121,13 +124,9 @@ void Decoder::forward(const Step& step, const Batch& batch, const std::function<
 }
 
 void Decoder::embed(const Step& step, int thread, Team& team) {
-    const size_t row_bytes = size_t(shape_.hidden) * size_of(shape_.dtype);
-    std::vector<char> unpacked(row_bytes);
     const Range rows = share(step.count, thread, team.threads());
     for (int64_t i = rows.first; i < rows.last; ++i) {
-        const char* row = embedding_ ? embedding_ + step.tokens[i] * row_bytes : unpacked.data();
-        if (!embedding_) head_.unpack_row(static_cast<int>(step.tokens[i]), unpacked.data());
-        table_.widen(row, now_.residual + i * shape_.hidden, shape_.hidden);
+        embedding_.unpack_row(static_cast<int>(step.tokens[i]), now_.residual + i * shape_.hidden);
     }
     team.barrier();
 }
@@ -141,7 +140,7 @@ void Decoder::norm(const float* x, const std::vector<float>& weight, int64_t row
     team.barrier();
 }
 
-void Decoder::product(Product job, int thread, Team& team) const {
+void Decoder::product(Product job, int thread, Team& team) {
     if (job.rows < kRowsPerThread * team.threads()) {
         const Range mine = share(job.matrix->panels(), thread, team.threads());
         job.first = static_cast<int>(mine.first);
@@ -155,6 +154,7 @@ void Decoder::product(Product job, int thread, Team& team) const {
         job.first = 0;
         job.last = job.matrix->panels();
     }
+    job.memory = product_memory_[thread].at_least<char>(table_.product_bytes(*job.matrix, job.rows));
     table_.product(job);
     team.barrier();
 }

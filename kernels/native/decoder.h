@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,9 +19,10 @@ struct DecoderShape {
     Dtype dtype;  // of weights and KV
 };
 
-// Row-major weights of one layer, of the decoder's type; those that it lacks are null.
+// Row-major weights of one layer, norms and biases of the decoder's type; those that it lacks are null.
 struct LayerRows {
-    const void *attention_norm, *qkv, *qkv_bias, *q_norm, *k_norm, *attention_out, *mlp_norm, *gate_up, *down;
+    const void *attention_norm, *qkv_bias, *q_norm, *k_norm, *mlp_norm;
+    MatrixRows qkv, attention_out, gate_up, down;
     int window;  // tokens a token sees, itself included; 0: all
 };
 
@@ -39,10 +41,10 @@ class Decoder {
   public:
     Decoder(const DecoderShape& shape, const std::string& isa, std::shared_ptr<ThreadPool> pool);
 
-    // The weights are copied. `embedding` is read in place when given; without it, it is the same as the head.
+    // The weights are copied. Without an `embedding` it is the same as the head; `cos_sin` is read in place.
     void add_layer(const LayerRows& rows);
-    void set_ends(const void* embedding, const void* final_norm, const void* head, const float* cos_sin,
-                  int64_t positions);
+    void set_ends(const std::optional<MatrixRows>& embedding, const void* final_norm, const MatrixRows& head,
+                  const float* cos_sin, int64_t positions);
 
     // `on_layer`, if given, is called on the caller's thread after each layer. Throws std::invalid_argument when
     // a token, position, page or row is not there.
@@ -72,9 +74,9 @@ class Decoder {
     void store_heads(const Layer& layer, const Step& step, const Batch& batch, char* layer_kv, int thread, Team& team);
     void logits(const Step& step, int thread, Team& team);
     void norm(const float* x, const std::vector<float>& weight, int64_t rows, int thread, Team& team);
-    void product(Product job, int thread, Team& team) const;
+    void product(Product job, int thread, Team& team);
 
-    PackedMatrix pack(const void* rows, int outputs, int depth);
+    PackedMatrix pack(const MatrixRows& rows, int outputs, int depth);
     std::vector<float> floats(const void* values, int count) const;
 
     const DecoderShape shape_;
@@ -84,12 +86,12 @@ class Decoder {
     Arena arena_;
     std::vector<Layer> layers_;
     std::vector<float> final_norm_;
-    PackedMatrix head_;
-    const char* embedding_ = nullptr;
+    PackedMatrix head_, embedding_;
     const float* cos_sin_ = nullptr;
     int64_t positions_ = 0;
     Activations now_{};
     Scratch scratch_[6];
+    std::vector<Scratch> product_memory_;  // of each thread
 };
 
 }  // namespace kvrelay

@@ -7,7 +7,8 @@ namespace kvrelay {
 
 extern const KernelTable kBaselineBf16, kBaselineF32;
 #if defined(__x86_64__)
-extern const KernelTable kAvx2Bf16, kAvx2F32, kAvx512Bf16, kAvx512F32, kAvx512Bf16Bf16;
+extern const KernelTable kAvx2Bf16, kAvx2F32, kAvx512Bf16, kAvx512F32, kAvx512VnniBf16, kAvx512VnniF32,
+    kAvx512Bf16Bf16;
 #endif
 
 namespace {
@@ -22,11 +23,14 @@ struct Isa {
 std::vector<Isa> isas() {
     std::vector<Isa> found;
 #if defined(__x86_64__)
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                      __builtin_cpu_supports("f16c");
     const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    const bool dot = avx512 && __builtin_cpu_supports("avx512bf16");
-    found.push_back({"avx512_bf16", dot, &kAvx512Bf16Bf16, &kAvx512F32});
+    const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
+    const bool dot = vnni && __builtin_cpu_supports("avx512bf16");
+    found.push_back({"avx512_bf16", dot, &kAvx512Bf16Bf16, &kAvx512VnniF32});
+    found.push_back({"avx512_vnni", vnni, &kAvx512VnniBf16, &kAvx512VnniF32});
     found.push_back({"avx512", avx512, &kAvx512Bf16, &kAvx512F32});
     found.push_back({"avx2", avx2, &kAvx2Bf16, &kAvx2F32});
 #endif

@@ -153,6 +153,12 @@ struct Gemm {
     }
 
     static void product(const Product& job) {
+        product(job, [](const PackedMatrix& matrix, int panel, int) { return matrix.panel(panel); });
+    }
+
+    // `panel_of(matrix, i, place)` is panel i of a matrix as a tile reads it; one at each of two places is in use.
+    template <class PanelOf>
+    static void product(const Product& job, PanelOf panel_of) {
         const int depth = job.matrix->depth;
         const int64_t row_bytes = int64_t{depth} * sizeof(In);
         const int fit = kCachedBytes / row_bytes / rows * rows;
@@ -161,26 +167,27 @@ struct Gemm {
             const int count = job.rows - row < step ? job.rows - row : step;
             const In* x = static_cast<const In*>(job.x) + row * int64_t{depth};
             if (job.up) {
-                gated(job, x, row, count);
+                gated(job, x, row, count, panel_of);
             } else {
-                plain(job, x, row, count);
+                plain(job, x, row, count, panel_of);
             }
         }
     }
 
     // The panels of a tile come from distant sections of the range, so that memory sees several long streams.
-    static void plain(const Product& job, const In* x, int first_row, int row_count) {
+    template <class PanelOf>
+    static void plain(const Product& job, const In* x, int first_row, int row_count, PanelOf panel_of) {
         const PackedMatrix& matrix = *job.matrix;
         const int section = (job.last - job.first) / panels;
         for (int i = 0; i < section; ++i) {
             const char* panel[panels];
-            for (int p = 0; p < panels; ++p) panel[p] = matrix.panel(job.first + p * section + i);
+            for (int p = 0; p < panels; ++p) panel[p] = panel_of(matrix, job.first + p * section + i, p);
             compute(panel, panels, x, matrix.depth, row_count, matrix.depth, [&](int p, int row, float* sums) {
                 finish(job, first_row + row, job.first + p * section + i, sums);
             });
         }
         for (int i = job.first + panels * section; i < job.last; ++i) {
-            const char* panel = matrix.panel(i);
+            const char* panel = panel_of(matrix, i, 0);
             compute(&panel, 1, x, matrix.depth, row_count, matrix.depth, [&](int, int row, float* sums) {
                 finish(job, first_row + row, i, sums);
             });
@@ -205,10 +212,11 @@ struct Gemm {
         }
     }
 
-    static void gated(const Product& job, const In* x, int first_row, int row_count) {
+    template <class PanelOf>
+    static void gated(const Product& job, const In* x, int first_row, int row_count, PanelOf panel_of) {
         const int depth = job.matrix->depth;
         for (int i = job.first; i < job.last; ++i) {
-            const char* panel[2] = {job.matrix->panel(i), job.up->panel(i)};
+            const char* panel[2] = {panel_of(*job.matrix, i, 0), panel_of(*job.up, i, 1)};
             if constexpr (panels == 2) {
                 const int blocks = (row_count + rows - 1) / rows;
                 for (int block = 0, row = 0; block < blocks; ++block) {

@@ -27,6 +27,7 @@ template <>
 struct Lanes<4> {
     typedef float F __attribute__((vector_size(16)));
     typedef uint32_t U __attribute__((vector_size(16)));
+    typedef int32_t I __attribute__((vector_size(16)));
     typedef uint16_t H __attribute__((vector_size(8)));
 };
 
@@ -34,6 +35,7 @@ template <>
 struct Lanes<8> {
     typedef float F __attribute__((vector_size(32)));
     typedef uint32_t U __attribute__((vector_size(32)));
+    typedef int32_t I __attribute__((vector_size(32)));
     typedef uint16_t H __attribute__((vector_size(16)));
 };
 
@@ -41,6 +43,7 @@ template <>
 struct Lanes<16> {
     typedef float F __attribute__((vector_size(64)));
     typedef uint32_t U __attribute__((vector_size(64)));
+    typedef int32_t I __attribute__((vector_size(64)));
     typedef uint16_t H __attribute__((vector_size(32)));
 };
 
@@ -49,6 +52,7 @@ struct Vectors : Lanes<Width> {
     static constexpr int width = Width;
     using F = typename Lanes<Width>::F;
     using U = typename Lanes<Width>::U;
+    using I = typename Lanes<Width>::I;
     using H = typename Lanes<Width>::H;
 
     // The pairs (a[i], b[i]) in order; `low` holds the first half of them, `high` the second.
@@ -72,19 +76,43 @@ struct Vectors : Lanes<Width> {
         const U quiet = (bits >> 16) | 0x40u;
         return __builtin_convertvector(x == x ? rounded : quiet, H);
     }
+
+    // float16 to float32, for finite values.
+    static F widen_half(H x) {
+        const U bits = __builtin_convertvector(x, U);
+        const F magnitude = (F)((bits & 0x7fffu) << 13) * 0x1p112f;
+        return (F)((U)magnitude | (bits & 0x8000u) << 16);
+    }
+
+    // Products of four unsigned bytes per lane with four values of 16 bits. Those come in two words, as `split` makes
+    // them of 32 values, each is multiplied into a sum of its own, and `total` is the sum of both.
+    static void split(const int32_t* values, uint32_t* first, uint32_t* second) {
+        for (int i = 0; i < 8; ++i, values += 4) {
+            first[i] = (values[0] & 0xffff) | uint32_t(values[2]) << 16;
+            second[i] = (values[1] & 0xffff) | uint32_t(values[3]) << 16;
+        }
+    }
+    static void multiply(I& first, I& second, U bytes, U x_first, U x_second) {
+        first += (I)(bytes & 0xffu) * ((I)(x_first << 16) >> 16) + (I)(bytes >> 16 & 0xffu) * ((I)x_first >> 16);
+        second += (I)(bytes >> 8 & 0xffu) * ((I)(x_second << 16) >> 16) + (I)(bytes >> 24) * ((I)x_second >> 16);
+    }
+    static I total(I first, I second) { return first + second; }
 };
 
 // `dot_bf16`: activations are rounded to bfloat16 and multiplied two at a time; else they stay float32.
-// `tile_rows` by `tile_panels` accumulators fit the registers.
+// `tile_rows` by `tile_panels` accumulators fit the registers, and so do `code_rows` by one or `tile_panels` pairs of
+// accumulators of a quantized product.
 struct Baseline : Vectors<4> {
     static constexpr bool dot_bf16 = false;
     static constexpr int tile_rows = 2, tile_panels = 1;
+    static constexpr int code_rows = 1;
 };
 
-#if defined(__AVX2__) && defined(__FMA__)
+#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 struct Avx2 : Vectors<8> {
     static constexpr bool dot_bf16 = false;
     static constexpr int tile_rows = 6, tile_panels = 1;
+    static constexpr int code_rows = 2;
 
     static void interleave(U a, U b, U& low, U& high) {
         const __m256i even = _mm256_unpacklo_epi32((__m256i)a, (__m256i)b);
@@ -93,6 +121,12 @@ struct Avx2 : Vectors<8> {
         high = (U)_mm256_permute2x128_si256(even, odd, 0x31);
     }
     static F max(F a, F b) { return (F)_mm256_max_ps((__m256)a, (__m256)b); }
+    static F widen_half(H x) { return (F)_mm256_cvtph_ps((__m128i)x); }
+
+    static void multiply(I& first, I& second, U bytes, U x_first, U x_second) {
+        first += (I)_mm256_madd_epi16((__m256i)(bytes & 0x00ff00ffu), (__m256i)x_first);
+        second += (I)_mm256_madd_epi16((__m256i)(bytes >> 8 & 0x00ff00ffu), (__m256i)x_second);
+    }
 };
 #endif
 
@@ -100,6 +134,7 @@ struct Avx2 : Vectors<8> {
 struct Avx512 : Vectors<16> {
     static constexpr bool dot_bf16 = false;
     static constexpr int tile_rows = 12, tile_panels = 2;
+    static constexpr int code_rows = 8;
 
     static void interleave(U a, U b, U& low, U& high) {
         const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
@@ -108,11 +143,37 @@ struct Avx512 : Vectors<16> {
         high = (U)_mm512_permutex2var_epi32((__m512i)a, second, (__m512i)b);
     }
     static F max(F a, F b) { return (F)_mm512_max_ps((__m512)a, (__m512)b); }
+    static F widen_half(H x) { return (F)_mm512_maskz_cvtph_ps(0xffff, (__m256i)x); }  // else a warning that is none
+
+    static void multiply(I& first, I& second, U bytes, U x_first, U x_second) {
+        first += (I)_mm512_madd_epi16((__m512i)(bytes & 0x00ff00ffu), (__m512i)x_first);
+        second += (I)_mm512_madd_epi16((__m512i)(bytes >> 8 & 0x00ff00ffu), (__m512i)x_second);
+    }
 };
 #endif
 
-#if defined(__AVX512BF16__)
-struct Avx512Bf16 : Avx512 {
+#if defined(__AVX512VNNI__)
+struct Avx512Vnni : Avx512 {
+    // The first word holds high bytes, the second low ones; both are signed.
+    static void split(const int32_t* values, uint32_t* first, uint32_t* second) {
+        int8_t high[32], low[32];
+        for (int i = 0; i < 32; ++i) {
+            high[i] = (values[i] + 128) >> 8;
+            low[i] = values[i];
+        }
+        std::memcpy(first, high, 32);
+        std::memcpy(second, low, 32);
+    }
+    static void multiply(I& first, I& second, U bytes, U x_first, U x_second) {
+        first = (I)_mm512_dpbusd_epi32((__m512i)first, (__m512i)bytes, (__m512i)x_first);
+        second = (I)_mm512_dpbusd_epi32((__m512i)second, (__m512i)bytes, (__m512i)x_second);
+    }
+    static I total(I first, I second) { return (first << 8) + second; }
+};
+#endif
+
+#if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
+struct Avx512Bf16 : Avx512Vnni {
     static constexpr bool dot_bf16 = true;
     static constexpr int tile_rows = 14, tile_panels = 2;
 
@@ -220,7 +281,7 @@ struct InputOf {
     using type = float;
 };
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
 template <>
 struct InputOf<Avx512Bf16, bf16> {
     using type = bf16;

@@ -12,7 +12,8 @@ namespace kvrelay {
 // A product of activations with panels [first, last) of a matrix.
 //
 // `x` [rows, depth] is of the table's input type. With `up` the result is silu(x w) * (x up), of the input type;
-// otherwise it is float32, with `bias` added, and `add` says that it is added to what `out` holds.
+// otherwise it is float32, with `bias` added, and `add` says that it is added to what `out` holds. `memory` is
+// `product_bytes` of the caller's own.
 struct Product {
     const void* x;
     int rows;
@@ -23,6 +24,7 @@ struct Product {
     void* out;
     int64_t out_stride;  // values
     bool add;
+    void* memory = nullptr;
 };
 
 // Keys and values of one layer in their pages, and how their scores are made.
@@ -70,6 +72,7 @@ struct KernelTable {
 
     // `x / rms(x) * weight` over `width` values.
     void (*rms_norm)(const float* x, const float* weight, void* out, int width, float eps);
+    size_t (*product_bytes)(const PackedMatrix& matrix, int rows);
     void (*product)(const Product&);
     // Bytes of memory that `attend` needs of its caller. `lanes`: queries times heads, of each KV head filled up to
     // whole panels.

@@ -48,6 +48,20 @@ NB_MODULE(_native, module) {
 
     nb::enum_<Dtype>(module, "Dtype").value("bfloat16", Dtype::bf16).value("float32", Dtype::f32);
 
+    nb::enum_<Format>(module, "Format")
+        .value("bfloat16", Format::bf16)
+        .value("float32", Format::f32)
+        .value("int8", Format::int8)
+        .value("int4", Format::int4);
+
+    nb::class_<MatrixRows>(module, "MatrixRows")
+        .def(
+            "__init__",
+            [](MatrixRows* self, Format format, Address values, Address scales, Address minimums) {
+                new (self) MatrixRows{format, at(values), at(scales), at(minimums)};
+            },
+            "format"_a, "values"_a, "scales"_a = 0, "minimums"_a = 0);
+
     nb::class_<ThreadPool>(module, "ThreadPool")
         .def(nb::init<int>(), "threads"_a)
         .def_prop_ro("threads", &ThreadPool::threads);
@@ -67,20 +81,21 @@ NB_MODULE(_native, module) {
             "isa"_a, "pool"_a)
         .def(
             "add_layer",
-            [](Decoder& self, Address attention_norm, Address qkv, Address qkv_bias, Address q_norm, Address k_norm,
-               Address attention_out, Address mlp_norm, Address gate_up, Address down, int window) {
-                self.add_layer({at(attention_norm), at(qkv), at(qkv_bias), at(q_norm), at(k_norm), at(attention_out),
-                                at(mlp_norm), at(gate_up), at(down), window});
+            [](Decoder& self, Address attention_norm, const MatrixRows& qkv, Address qkv_bias, Address q_norm,
+               Address k_norm, const MatrixRows& attention_out, Address mlp_norm, const MatrixRows& gate_up,
+               const MatrixRows& down, int window) {
+                self.add_layer({at(attention_norm), at(qkv_bias), at(q_norm), at(k_norm), at(mlp_norm), qkv,
+                                attention_out, gate_up, down, window});
             },
             "attention_norm"_a, "qkv"_a, "qkv_bias"_a, "q_norm"_a, "k_norm"_a, "attention_out"_a, "mlp_norm"_a,
             "gate_up"_a, "down"_a, "window"_a, nb::call_guard<nb::gil_scoped_release>())
         .def(
             "set_ends",
-            [](Decoder& self, Address embedding, Address final_norm, Address head, Address cos_sin,
-               int64_t positions) {
-                self.set_ends(at(embedding), at(final_norm), at(head), at<float>(cos_sin), positions);
+            [](Decoder& self, const std::optional<MatrixRows>& embedding, Address final_norm, const MatrixRows& head,
+               Address cos_sin, int64_t positions) {
+                self.set_ends(embedding, at(final_norm), head, at<float>(cos_sin), positions);
             },
-            "embedding"_a, "final_norm"_a, "head"_a, "cos_sin"_a, "positions"_a,
+            "embedding"_a.none(), "final_norm"_a, "head"_a, "cos_sin"_a, "positions"_a,
             nb::call_guard<nb::gil_scoped_release>())
         .def_prop_ro("weight_bytes", &Decoder::weight_bytes)
         .def("forward", &forward, "tokens"_a, "positions"_a, "count"_a, "kv"_a, "pages"_a, "batch"_a,
@@ -110,6 +125,11 @@ NB_MODULE(_native, module) {
             },
             "q"_a, "out"_a, "layer_kv"_a, "pages"_a, "page_size"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "scale"_a,
             "soft_cap"_a, "window"_a, "batch"_a, nb::call_guard<nb::gil_scoped_release>())
+        .def(
+            "linear",
+            [](const Operations& self, Address x, int rows, const MatrixRows& weights, int outputs, int depth,
+               Address out) { self.linear(at(x), rows, weights, outputs, depth, at(out)); },
+            "x"_a, "rows"_a, "weights"_a, "outputs"_a, "depth"_a, "out"_a, nb::call_guard<nb::gil_scoped_release>())
         .def(
             "rms_norm",
             [](const Operations& self, Address x, Address weight, Address out, int64_t rows, int width, float eps) {

@@ -1,5 +1,6 @@
 #include "operations.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace kvrelay {
@@ -32,6 +33,23 @@ void Operations::attention(const void* q, void* out, int heads, int64_t pages, c
     pool_->run([&](int thread, Team& team) { attention_.run(0, kv, inputs, outputs, thread, team); });
     table_.from_input(outputs, wide, count);
     table_.narrow(wide, out, count);
+}
+
+void Operations::linear(const void* x, int rows, const MatrixRows& weights, int outputs, int depth, void* out) const {
+    Arena arena;
+    const PackedMatrix matrix = PackedMatrix::from(weights, outputs, depth, arena);
+    std::vector<float> wide(size_t(rows) * std::max(outputs, depth));
+    std::vector<char> inputs(size_t(rows) * depth * size_of(table_.input));
+    table_.widen(x, wide.data(), int64_t{rows} * depth);
+    table_.to_input(wide.data(), inputs.data(), int64_t{rows} * depth);
+    pool_->run([&](int thread, Team& team) {
+        Scratch memory;
+        const int first = matrix.panels() * thread / team.threads();
+        const int last = matrix.panels() * (thread + 1) / team.threads();
+        table_.product({inputs.data(), rows, &matrix, nullptr, first, last, nullptr, wide.data(), outputs, false,
+                        memory.at_least<char>(table_.product_bytes(matrix, rows))});
+    });
+    table_.narrow(wide.data(), out, int64_t{rows} * outputs);
 }
 
 void Operations::rms_norm(const void* x, const void* weight, void* out, int64_t rows, int width, float eps) const {

@@ -24,6 +24,9 @@ class Operations {
     // q, out [tokens, heads, head_dim]. Throws std::invalid_argument for a page that is not there.
     void attention(const void* q, void* out, int heads, int64_t pages, const PagedKV& kv, const Batch& batch);
 
+    // out [rows, outputs] = x [rows, depth] times the rows of `weights`, which are packed for this call alone.
+    void linear(const void* x, int rows, const MatrixRows& weights, int outputs, int depth, void* out) const;
+
     // x, out [rows, width]; weight [width].
     void rms_norm(const void* x, const void* weight, void* out, int64_t rows, int width, float eps) const;
 

@@ -2,9 +2,9 @@
 #pragma once
 
 #include "attention.h"
-#include "gemm.h"
 #include "limits.h"
 #include "norms.h"
+#include "quantized_gemm.h"
 #include "rope.h"
 
 namespace kvrelay {
@@ -29,6 +29,15 @@ void silu_and_mul(const float* gate, const float* up, float* out, int width) {
     for (; i < width; ++i) out[i] = silu<Isa>(all<Isa>(gate[i]))[0] * up[i];
 }
 
+template <class Isa, class Weight>
+void product(const Product& job) {
+    if (job.matrix->quantized()) {
+        QuantizedGemm<Isa, Weight>::product(job);
+    } else {
+        Gemm<Isa, Weight>::product(job);
+    }
+}
+
 template <class Weight>
 constexpr Dtype dtype_of = sizeof(Weight) == 2 ? Dtype::bf16 : Dtype::f32;
 
@@ -40,7 +49,8 @@ constexpr KernelTable table_of(const char* isa) {
         dtype_of<Weight>,
         dtype_of<In>,
         rms_norm<Isa, In>,
-        Gemm<Isa, Weight>::product,
+        QuantizedGemm<Isa, Weight>::bytes,
+        product<Isa, Weight>,
         PagedAttention<Isa, Weight>::bytes,
         PagedAttention<Isa, Weight>::attend,
         PagedAttention<Isa, Weight>::merge,

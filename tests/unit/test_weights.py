@@ -14,9 +14,9 @@ from kernels import load_kernels
 from relay.gguf import read_gguf_head
 from relay.model_card import ModelCard, read_model_card
 from relay.model_file import ModelError, default_model_path, fingerprint, resolve_model, served_name
-from tests.models import random_model, save_directory, save_gguf, write_out
-from workers.models import Model, ModelConfig, load_model
-from workers.models.gguf_file import GGUFWeights
+from tests.gguf_tensor import random_blocks, write_tensor
+from tests.models import random_model, save_directory, save_gguf
+from workers.models import Model, load_model
 
 KERNELS = load_kernels("reference")
 Kind = gguf.GGMLQuantizationType
@@ -58,14 +58,6 @@ def edit_config(directory: Path, **changes: Any) -> None:
     (directory / "config.json").write_text(json.dumps(config))
 
 
-def write_tensor(path: Path, data: np.ndarray, kind: Kind) -> GGUFWeights:
-    """A GGUF file of one tensor, opened; `data` is the tensor's bytes where it is quantized."""
-    writer = gguf.GGUFWriter(path, "qwen2")
-    writer.add_tensor("token_embd.weight", data, raw_dtype=kind)
-    write_out(writer)
-    return GGUFWeights(path, ModelConfig.load(default_model_path()))
-
-
 @pytest.mark.parametrize("kind", QUANTIZERS, ids=lambda kind: kind.name)
 def test_quantized_tensor_is_what_was_stored(kind: Kind, tmp_path: Path) -> None:
     values = np.random.default_rng(0).standard_normal((3, 256), dtype=np.float32)
@@ -76,18 +68,11 @@ def test_quantized_tensor_is_what_was_stored(kind: Kind, tmp_path: Path) -> None
     assert np.abs(got.float().numpy() - values).max() <= QUANTIZERS[kind]
 
 
-@pytest.mark.parametrize("kind", [Kind.Q4_K, Kind.Q6_K], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [Kind.Q4_K, Kind.Q5_K, Kind.Q6_K], ids=lambda kind: kind.name)
 def test_k_quants(kind: Kind, tmp_path: Path) -> None:
-    block_bytes = gguf.GGML_QUANT_SIZES[kind][1]
-    blocks = np.random.default_rng(0).integers(256, size=(3, 2 * block_bytes), dtype=np.uint8)
-    # Block scales are float16 at known places: keep those finite.
-    scale_at = 0 if kind == Kind.Q4_K else block_bytes - 2
-    for block in range(2):
-        for at in (scale_at, scale_at + 2) if kind == Kind.Q4_K else (scale_at,):
-            blocks[:, block * block_bytes + at + 1] &= 0x3B
+    blocks = random_blocks(kind, 3)
     got = write_tensor(tmp_path / "one.gguf", blocks, kind).read("model.embed_tokens.weight")
     assert got.shape == (3, 512)
-    assert got.isfinite().all()
     assert got.std() > 0
     assert np.array_equal(got.numpy(), gguf.quants.dequantize(blocks, kind))
 

@@ -1,4 +1,4 @@
-"""Weights of a GGUF file, dequantized as they are read."""
+"""Weights of a GGUF file: dequantized as they are read, or in the bits of the file."""
 
 import re
 from pathlib import Path
@@ -8,11 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.quantized_matrix import QuantizedMatrix
 from relay.gguf import read_gguf_head
 from relay.model_file import ModelError
 from workers.models.config import ModelConfig
+from workers.models.gguf_blocks import quantized_matrix
 
-_QUANTIZATIONS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q6_K")
+_QUANTIZATIONS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+
+_PLAIN = ("F32", "F16", "BF16")
 
 _NAMES = {
     "token_embd": "model.embed_tokens",
@@ -59,14 +63,39 @@ class GGUFWeights:
     def names(self) -> frozenset[str]:
         return frozenset(self._tensors)
 
+    def kind(self, name: str) -> str:
+        return _kind_name(self._tensors[name].kind)
+
     def read(self, name: str) -> Tensor:
-        shape, kind, offset = self._tensors[name]
-        raw = self._bytes[offset : offset + _size_bytes(shape, kind)]
+        shape, kind, _ = self._tensors[name]
+        raw = self._raw(name)
         if kind == gguf.GGMLQuantizationType.BF16:
             tensor = torch.from_numpy(raw.copy()).view(torch.bfloat16).view(shape)
         else:
             values = gguf.quants.dequantize(raw.view(_item_type(kind)), gguf.GGMLQuantizationType(kind))
             tensor = torch.from_numpy(np.require(values, requirements="W")).view(shape)
+        return self._unrotated(name, tensor)
+
+    def read_quantized(self, name: str) -> QuantizedMatrix | None:
+        (outputs, *_), kind, _ = self._tensors[name]
+        if _kind_name(kind) in _PLAIN:
+            return None
+        blocks = torch.from_numpy(self._raw(name).copy()).view(outputs, -1)
+        matrix = quantized_matrix(blocks, kind)
+        if matrix is None:
+            return QuantizedMatrix.quantize(self.read(name), bits=8)
+        codes, scales, minimums = matrix
+        return QuantizedMatrix(
+            self._unrotated(name, codes),
+            self._unrotated(name, scales),
+            None if minimums is None else self._unrotated(name, minimums),
+        )
+
+    def _raw(self, name: str) -> np.ndarray:
+        shape, kind, offset = self._tensors[name]
+        return self._bytes[offset : offset + _size_bytes(shape, kind)]
+
+    def _unrotated(self, name: str, tensor: Tensor) -> Tensor:
         module = name.rsplit(".", 2)[-2]
         return _halves(tensor, self._rotated_heads[module]) if module in self._rotated_heads else tensor
 

@@ -25,13 +25,14 @@ class Model:
         self.kernels = kernels
         self.dtype = weights.dtype
         self.device = weights.device
-        embedding = weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        ends = ([config.vocab_size], config.hidden_size)  # in four bits they would cost more than they save
+        embedding = weights.take_matrix(["model.embed_tokens.weight"], *ends, least_bits=8)
         final_norm = weights.take("model.norm.weight", config.hidden_size)
         if config.tied_embeddings:
             weights.skip("lm_head.weight")  # some files store the copy
             head = embedding
         else:
-            head = weights.take("lm_head.weight", *embedding.shape)
+            head = weights.take_matrix(["lm_head.weight"], *ends, least_bits=8)
         divisors = weights.take_optional("rope_freqs.weight", config.head_dim // 2)
         cos_sin = cos_sin_cache(config.rope, config.head_dim, config.context_length_tokens, divisors)
         decoder = Decoder(
@@ -48,6 +49,7 @@ class Model:
         )
         self._pass = kernels.compile(decoder)
         weights.check_all_taken()
+        weights.log_held()
 
     def _take_layer(self, weights: WeightLoader, index: int) -> Layer:
         config, prefix = self.config, f"model.layers.{index}."
@@ -58,14 +60,14 @@ class Model:
         bias, norm = self.has_qkv_bias, self.has_qk_norm
         return Layer(
             attention_norm=weights.take(f"{prefix}input_layernorm.weight", hidden),
-            qkv=weights.take_stacked([f"{name}weight" for name in qkv], qkv_rows, hidden),
+            qkv=weights.take_matrix([f"{name}weight" for name in qkv], qkv_rows, hidden),
             qkv_bias=weights.take_stacked([f"{name}bias" for name in qkv], qkv_rows) if bias else None,
             q_norm=weights.take(f"{prefix}self_attn.q_norm.weight", config.head_dim) if norm else None,
             k_norm=weights.take(f"{prefix}self_attn.k_norm.weight", config.head_dim) if norm else None,
-            attention_out=weights.take(f"{prefix}self_attn.o_proj.weight", hidden, qkv_rows[0]),
+            attention_out=weights.take_matrix([f"{prefix}self_attn.o_proj.weight"], [hidden], qkv_rows[0]),
             mlp_norm=weights.take(f"{prefix}post_attention_layernorm.weight", hidden),
-            gate_up=weights.take_stacked(gate_up, [intermediate] * 2, hidden),
-            down=weights.take(f"{prefix}mlp.down_proj.weight", hidden, intermediate),
+            gate_up=weights.take_matrix(gate_up, [intermediate] * 2, hidden),
+            down=weights.take_matrix([f"{prefix}mlp.down_proj.weight"], [hidden], intermediate),
             window_tokens=config.layer_windows_tokens[index],
         )
 

@@ -29,6 +29,12 @@ class SafetensorsWeights:
     def names(self) -> frozenset[str]:
         return frozenset(self._file_of)
 
+    def kind(self, name: str) -> str:
+        return str(self._file_of[name].get_slice(name).get_dtype())
+
+    def read_quantized(self, name: str) -> None:
+        return None
+
     def read(self, name: str) -> Tensor:
         tensor: Tensor = self._file_of[name].get_tensor(name)
         if tensor.dtype not in _FLOATS:

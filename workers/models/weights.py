@@ -1,5 +1,7 @@
 """A model's tensors, by their Hugging Face names, whatever file they come from."""
 
+import logging
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -7,8 +9,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kernels.quantized_matrix import GROUP, Matrix, QuantizedMatrix
+from relay.log import event
 from relay.model_file import ModelError
 from workers.models.config import ModelConfig
+
+FORMS = ("file", "dtype", "int8", "int4")
+_BITS = {"int8": 8, "int4": 4}
+
+log = logging.getLogger(__name__)
 
 
 class WeightSource(Protocol):
@@ -21,6 +30,14 @@ class WeightSource(Protocol):
 
         Raises ModelError if it cannot be read.
         """
+        ...
+
+    def read_quantized(self, name: str) -> QuantizedMatrix | None:
+        """The same in few bits, as the file has it or nearly so; None if it is not quantized."""
+        ...
+
+    def kind(self, name: str) -> str:
+        """What the file calls the type of a tensor's values."""
         ...
 
 
@@ -36,12 +53,20 @@ def open_weights(path: Path, config: ModelConfig) -> WeightSource:
 
 
 class WeightLoader:
-    """Takes tensors out of a source, checks their shapes, and puts them on a device in one dtype."""
+    """Takes tensors out of a source, checks their shapes, and puts them on a device in one dtype.
 
-    def __init__(self, source: WeightSource, dtype: torch.dtype, device: torch.device) -> None:
+    Matrices come in a form: of the file ("file"), in the dtype ("dtype"), or quantized ("int8", "int4").
+    """
+
+    def __init__(
+        self, source: WeightSource, dtype: torch.dtype, device: torch.device, form: str = "dtype"
+    ) -> None:
+        assert form in FORMS
         self.source = source
         self.dtype = dtype
         self.device = device
+        self._form = form
+        self._held: Counter[tuple[str, str]] = Counter()
         self._names = source.names()
         self._taken: set[str] = set()
 
@@ -54,7 +79,27 @@ class WeightLoader:
         stacked = torch.empty(sum(rows), *row_shape, dtype=self.dtype, device=self.device)
         for name, part in zip(names, torch.split(stacked, list(rows)), strict=True):
             part.copy_(self._read(name, part.shape))
+            self._held[self.source.kind(name), _name(self.dtype)] += 1
         return stacked
+
+    def take_matrix(
+        self, names: Sequence[str], rows: Sequence[int], columns: int, least_bits: int = 4
+    ) -> Matrix:
+        """Several matrices `[rows[i], columns]`, one below the other, as one in this loader's form.
+
+        One that has no few bits, or columns that are not whole groups, puts all into the dtype.
+        """
+        if self._form == "dtype" or columns % GROUP:
+            return self.take_stacked(names, rows, columns)
+        parts: list[QuantizedMatrix] = []
+        for name, outputs in zip(names, rows, strict=True):
+            part = self._quantized(name, torch.Size((outputs, columns)), least_bits)
+            if part is None:
+                return self.take_stacked(names, rows, columns)
+            parts.append(part)
+        whole = QuantizedMatrix.stack(parts)
+        self._held.update((self.source.kind(name), f"int{whole.bits}") for name in names)
+        return whole
 
     def take_optional(self, name: str, *shape: int) -> Tensor | None:
         return self.take(name, *shape) if name in self._names else None
@@ -69,14 +114,39 @@ class WeightLoader:
             shown = ", ".join(left[:4]) + (", …" if len(left) > 4 else "")
             raise ModelError(f"the model has {len(left)} tensors that its architecture does not use: {shown}")
 
+    def log_held(self) -> None:
+        """What became of the tensors of each kind."""
+        for (kind, held), tensors in sorted(self._held.items()):
+            event(log, "weights_held", kind=kind, held_as=held, tensors=tensors)
+
+    def _quantized(self, name: str, shape: torch.Size, least_bits: int) -> QuantizedMatrix | None:
+        if self._form != "file":
+            bits = max(least_bits, _BITS[self._form])
+            return QuantizedMatrix.quantize(self._read(name, shape), bits)
+        self._check(name)
+        matrix = self.source.read_quantized(name)
+        if matrix is not None:
+            self._took(name, matrix.shape, shape)
+        return matrix
+
     def _read(self, name: str, shape: torch.Size) -> Tensor:
+        self._check(name)
+        tensor = self.source.read(name)
+        self._took(name, tensor.shape, shape)
+        return tensor
+
+    def _check(self, name: str) -> None:
         if name not in self._names:
             raise ModelError(f"the model lacks the tensor {name}: download or convert it again")
-        tensor = self.source.read(name)
-        if tensor.shape != shape:
+
+    def _took(self, name: str, found: torch.Size, shape: torch.Size) -> None:
+        if found != shape:
             raise ModelError(
-                f"the tensor {name} has shape {list(tensor.shape)}, its config says {list(shape)}: "
+                f"the tensor {name} has shape {list(found)}, its config says {list(shape)}: "
                 "weights and config are of different models"
             )
         self._taken.add(name)
-        return tensor
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
