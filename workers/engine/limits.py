@@ -23,11 +23,11 @@ class Limits:
         self._device = device
         self._bad_words = [word for word in params.bad_words if word[-1] < vocab_size]
         self._last_ids: deque[int] = deque(maxlen=max(map(len, self._bad_words), default=1) - 1)
-        self._allowed = self._only(params.allowed_token_ids) if params.allowed_token_ids else None
+        self._unlisted = self._all_but(params.allowed_token_ids) if params.allowed_token_ids else None
 
     @property
     def none(self) -> bool:
-        return self._matcher is None and self._allowed is None and not self._bad_words
+        return self._matcher is None and self._unlisted is None and not self._bad_words
 
     def append(self, token: int) -> None:
         """Note the next output token."""
@@ -37,26 +37,26 @@ class Limits:
 
     def forbid(self, scores: Tensor) -> None:
         """Set what may not come next in `scores`, float32 [vocab], to minus infinity."""
-        if self._allowed is not None:
-            scores[~self._allowed] = -torch.inf
+        if self._unlisted is not None:
+            scores.masked_fill_(self._unlisted, -torch.inf)
         if banned := banned_ids(self._bad_words, list(self._last_ids)):
             scores[banned] = -torch.inf
         if self._matcher is not None:
-            scores[~self._by_grammar(self._matcher)] = -torch.inf
+            scores.masked_fill_(self._against_grammar(self._matcher), -torch.inf)
 
-    def _by_grammar(self, matcher: LLMatcher) -> Tensor:
-        """Bool [vocab]; nothing once the matcher has met an error: a token against the grammar, or a limit of
-        its own. It would allow the end of the text then, as if the answer were whole."""
-        packed = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+    def _against_grammar(self, matcher: LLMatcher) -> Tensor:
+        """Bool [vocab]; all once the matcher has met an error: a token against the grammar, or a limit of its
+        own. It would allow the end of the text then, as if the answer were whole."""
+        allowed = np.frombuffer(matcher.compute_bitmask(), np.uint8)
         if matcher.is_error():
-            return torch.zeros(self._vocab_size, dtype=torch.bool, device=self._device)
-        bits = np.unpackbits(packed, count=self._vocab_size, bitorder="little")
+            return self._all_but(())
+        bits = np.unpackbits(~allowed, count=self._vocab_size, bitorder="little")
         return torch.from_numpy(bits.view(np.bool_)).to(self._device)
 
-    def _only(self, ids: Iterable[int]) -> Tensor:
-        only = torch.zeros(self._vocab_size, dtype=torch.bool, device=self._device)
-        only[[token for token in ids if token < self._vocab_size]] = True
-        return only
+    def _all_but(self, ids: Iterable[int]) -> Tensor:
+        others = torch.ones(self._vocab_size, dtype=torch.bool, device=self._device)
+        others[[token for token in ids if token < self._vocab_size]] = False
+        return others
 
 
 def banned_ids(bad_words: Sequence[Sequence[int]], last_ids: Sequence[int]) -> list[int]:
