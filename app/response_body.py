@@ -12,13 +12,14 @@ from app.metadata import Metadata
 from app.response_items import Item, messages_of
 from app.schema import ChatBody, parse, validate
 from app.strict import Strict
+from app.unsupported import refuse_unsupported
 
 LOGPROBS = "message.output_text.logprobs"
 _INCLUDE = (LOGPROBS, "reasoning.encrypted_content")  # no model here has reasoning of that kind
 _NOT_SUPPORTED = (
     *("conversation", "prompt", "max_tool_calls", "context_management", "moderation"),
     # What a chat would show beside its text, and an answer here has no place for.
-    *("logprobs", "prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids", "echo"),
+    *("logprobs", "prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids", "echo", "n"),
 )
 # Fields of a chat that mean the same here: those of the sampler and of the template.
 _OTHERWISE_HERE = {"messages", "max_tokens", "response_format", "tools", "tool_choice", "parallel_tool_calls"}
@@ -98,8 +99,9 @@ class ResponseBody(Strict):
 
 def parse_response(fields: dict[str, Any]) -> ResponseBody:
     """Raises ApiError that names the first wrong field."""
+    refuse_unsupported(fields, ())
     for name in _NOT_SUPPORTED:
-        if fields.get(name, False) is not False:
+        if fields.get(name, False) is not False and (name, fields[name]) != ("n", 1):
             raise invalid(f"{name} is not supported: leave it out.", name, code="unsupported_parameter")
     body = validate(ResponseBody, fields)
     if unknown := [name for name in body.include if name not in _INCLUDE]:

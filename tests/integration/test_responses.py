@@ -306,6 +306,8 @@ def test_the_same_key_is_the_same_response(client: openai.OpenAI, answering: Ans
         ({"input": "x", "tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"input": "x", "conversation": "conv_1"}, "conversation"),
         ({"input": "x", "prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"input": "x", "n": 2}, "n"),
+        ({"input": "x", "suffix": "y"}, "suffix"),
         ({"input": "x", "text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format"),
         ({"input": "x", "metadata": {"a": 1}}, "metadata.a"),
     ],
