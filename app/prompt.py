@@ -13,7 +13,7 @@ from app.service import Service
 from relay.chat_template import ChatTemplate, ChatTemplateError
 from relay.tokenizer import Tokenizer
 
-MAX_PROMPT_LOGPROBS = 1 << 18  # values that Redis keeps with one request
+MAX_PROMPT_LOGPROBS = 1 << 17  # values that Redis keeps with one request
 _CUT = "\N{SYMBOL FOR END OF TEXT}cut here"  # marks where a message ends that is to be continued
 
 

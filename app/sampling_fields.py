@@ -73,6 +73,8 @@ class SamplingFields(Structure):
     cache_salt: str | None = Field(None, min_length=1, max_length=256)
     priority: int = Field(0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     timeout: float | None = Field(None, gt=0)
+    request_id: str | None = Field(None, pattern=r"^[\x21-\x7e]{1,128}$")
+    """Another way to send X-Request-Id."""
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False

@@ -83,6 +83,7 @@ def submit_all(
     nothing is recorded then."""
     if body.model not in (None, service.model):
         raise no_such_model(body.model or "")
+    g.trace = body.request_id or g.trace
     who = caller()
     sent_key = idempotency_key()
     key = f"{who.name}/{sent_key}" if sent_key else None

@@ -11,6 +11,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "function_call": ("none", "auto"),
     "functions": ([],),
+    "guided_whitespace_pattern": (),
     "kv_transfer_params": ({},),
     "length_penalty": (1, 1.0),
     "logits_processors": ([],),
@@ -18,7 +19,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "no_stop_trim": (False,),
     "prompt_embeds": (),
-    "guided_whitespace_pattern": (),
+    "rid": (),
     "session_params": ({},),
     "stop_regex": ([], ""),
     "stream_interval": (1,),
@@ -33,6 +34,7 @@ _WHY = {
     "suffix": "suffix is not supported: no model served here fills in the middle of a text.",
     "functions": "functions is not supported: send them as tools.",
     "function_call": "function_call is not supported: send tool_choice.",
+    "rid": "rid is not supported: send request_id, or the header X-Request-Id.",
     "no_stop_trim": "no_stop_trim is not supported: send include_stop_str_in_output.",
 }
 

@@ -143,6 +143,7 @@ FIELDS: list[tuple[str, dict[str, Any], str, str]] = [
             ("add_special_tokens", 1, "add_special_tokens"),
             ("timeout", 0, "timeout"),
             ("echo", 1, "echo"),
+            ("request_id", "two words", "request_id"),
             ("max_tokens", 0, "max_tokens"),
             ("prompt_logprobs", 21, "prompt_logprobs"),
             ("prompt_logprobs", -1, "prompt_logprobs"),

@@ -489,3 +489,12 @@ def test_a_claim_after_a_retraction_continues_the_stream(
     *tokens, _ = stream.events()
     assert [event.data["token"] for event in tokens] == [token.token_id for token in story]
     assert gateway.call("GET", f"/v1/requests/{request_id}").body["ledger"]["retractions"] == 1
+
+
+def test_a_request_may_be_named_in_its_body(
+    gateway: GatewayProcess, rooms: Rooms, worker: ScriptedWorker
+) -> None:
+    body = {"prompt": "x", "request_id": "trace-2"}
+    reply = gateway.call("POST", "/v1/requests", body, X_Request_Id="trace-1")
+    assert (reply.status, reply.headers["X-Request-Id"]) == (202, "trace-2")
+    rooms.cancel(reply.body["id"])
