@@ -16,13 +16,21 @@ from workers.engine.sampler import Sampler, SamplingRow, Unsampleable
 
 
 class Queued:
-    """A value on the device: None until it is computed."""
+    """A value on the device: None until it is computed. Who looks into it waits."""
 
     value: Any = None
+
+    def __init__(self, runner: "LateRunner") -> None:
+        self._runner = runner
 
     @property
     def there(self) -> bool:
         return self.value is not None
+
+    def __getitem__(self, index: Any) -> Any:
+        while not self.there:
+            self._runner.compute(1)
+        return self.value[index]
 
 
 class LateRunner(ModelRunner):
@@ -40,7 +48,7 @@ class LateRunner(ModelRunner):
             self._queue.popleft()()
 
     def forward(self, batch: Batch, plan: Plan, on_layers: OnLayers | None = None) -> Tensor:
-        logits = Queued()
+        logits = Queued(self)
         run = super().forward
         self._launched += 1
         self.most_launched = max(self.most_launched, self._launched)
@@ -61,6 +69,9 @@ class LateRunner(ModelRunner):
             on_layers(first, min(first + self._group_layers, layers), lambda: logits.there)
 
     def choose(self, sampler: Sampler, logits: Any, rows: Sequence[SamplingRow]) -> Choice:
+        if isinstance(logits, Tensor):
+            logits, there = Queued(self), logits
+            logits.value = there
         return LateRead(self, sampler, logits, rows)
 
     def wait(self, queued: Queued) -> None:
@@ -79,7 +90,7 @@ class LateRead:
         self._logits = logits
         self._rows = rows
         if not sampler.asks_host(rows):
-            self.ids, self._found = Queued(), Queued()
+            self.ids, self._found = Queued(runner), Queued(runner)
             runner._queue.append(self._draw)
 
     def _draw(self) -> None:

@@ -7,7 +7,7 @@ import torch
 from relay.settings import SettingsError
 from workers.models.config import ModelConfig
 
-# The CUDA context, FlashInfer's workspace, what cuBLAS keeps, and the graphs of all batch sizes.
+# The CUDA context, FlashInfer's workspace, what cuBLAS keeps, the graphs of all batch sizes, scored prompts.
 _FIXED_BYTES = 2 << 30
 _WIDE_ROWS = 8  # float32 rows of the vocabulary that sampling holds for each token, its float64 sums as two
 
@@ -29,9 +29,7 @@ def working_bytes(config: ModelConfig, chunk_tokens: int, max_rows: int) -> int:
     """What steps need beside weights and KV, at 16 bits: a chunk's activations, and logits while sampled."""
     qkv = (config.heads + 2 * config.kv_heads) * config.head_dim
     per_token = 3 * config.intermediate_size + 2 * qkv + 4 * config.hidden_size
-    # A prompt whose log probabilities are wanted has logits for each of its tokens.
-    logits = 4 * config.vocab_size * (chunk_tokens + max_rows * _WIDE_ROWS)
-    return _FIXED_BYTES + 2 * chunk_tokens * per_token + logits
+    return _FIXED_BYTES + 2 * chunk_tokens * per_token + 4 * max_rows * config.vocab_size * _WIDE_ROWS
 
 
 def pool_bytes(memory: DeviceMemory, fraction: float, working: int) -> int:

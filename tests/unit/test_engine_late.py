@@ -249,3 +249,20 @@ def test_the_first_token_of_a_leg_that_joins_is_known() -> None:
     assert relay.decode.text("a") == continuation([1, 2, 3], 8)
     assert relay.decode.text("other") == continuation([7, 8], 30)
     assert relay.decode.device.most_launched == 2
+
+
+def test_the_log_probabilities_of_a_prompt_are_those_of_steps_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scores = []
+    for rig in (Rig(chunk_tokens=8), at_once(monkeypatch, chunk_tokens=8)):
+        scored = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True, prompt_logprobs=2)
+        rig.submit(unified("other", [7, 8], tokens=12), unified("a", list(range(1, 22)), params=scored))
+        rig.run()
+        assert rig.text("a") == continuation(list(range(1, 22)), 4)
+        assert rig.text("other") == continuation([7, 8], 12)
+        (first,) = [p.prompted for p in rig.produced if p.key == "a" and p.prompted is not None]
+        assert first.scores is not None
+        scores.append([part.tolist() for part in first.scores])
+    assert scores[0] == scores[1]
+    assert len(scores[0][0]) == 20

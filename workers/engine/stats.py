@@ -6,8 +6,9 @@ from typing import NamedTuple
 class EngineStats(NamedTuple):
     """Sums over all steps. `step_s` is whole steps; what none of the other times has is the scheduler's own.
 
-    `plan_s` builds tensors and kernel plans, `forward_s` is the model, `sample_s` the choice of tokens. Of
-    all prompt tokens `prefill_tokens` were computed and `cached_tokens` found in the prefix cache.
+    `plan_s` builds tensors and kernel plans, `forward_s` is the model, `sample_s` the choice of tokens; on a
+    GPU `forward_s` only launches, and `sample_s` has the wait for what was launched before. Of all prompt
+    tokens `prefill_tokens` were computed and `cached_tokens` found in the prefix cache.
     """
 
     steps: int = 0
