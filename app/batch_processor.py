@@ -26,6 +26,7 @@ MAX_BATCHES = 8
 _LOOK_S = 0.5
 _SWEEP_S = 60.0
 _SPARE_THREADS = 64
+_LINE_TTL_S = 600  # a result is copied at once; only who goes on after a dead processor reads it later
 
 
 class BatchProcessor:
@@ -33,7 +34,8 @@ class BatchProcessor:
 
     def __init__(self, settings: Settings) -> None:
         threads = settings.batch_open_lines + _SPARE_THREADS  # a line waits as a client's stream does
-        app = create_app(dataclasses.replace(settings, gateway_threads=2 * threads))
+        ttl_s = min(settings.result_ttl_s, _LINE_TTL_S)
+        app = create_app(dataclasses.replace(settings, gateway_threads=2 * threads, result_ttl_s=ttl_s))
         self._service: Service = app.extensions[KEY]
         self._loopback = Loopback(app)
         self._open_lines = threading.Semaphore(settings.batch_open_lines)

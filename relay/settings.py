@@ -174,7 +174,7 @@ class Settings:
     files_url: str = _text("", "path, or URL with s3://", "where files lie; empty: VAR_DIR/files")
     max_file_bytes: int = _whole(200 << 20, 1 << 10, 1 << 40, "largest uploaded file; above it 413")
     batch_processors: int = _whole(1, 0, 64, "batch processors that `kvrelay up` starts")
-    batch_open_lines: int = _whole(64, 1, 4_096, "lines of batches that one processor has open at a time")
+    batch_open_lines: int = _whole(32, 1, 4_096, "lines of batches that one processor has open at a time")
 
     @property
     def model_path(self) -> str:

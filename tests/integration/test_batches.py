@@ -112,7 +112,11 @@ def content(client: openai.OpenAI, file_id: str | None) -> dict[str, dict[str, A
 
 
 def test_a_batch_from_file_to_results(
-    client: openai.OpenAI, processor: ProcessorProcess, answering: Answering, spoken: list[Token]
+    client: openai.OpenAI,
+    processor: ProcessorProcess,
+    answering: Answering,
+    spoken: list[Token],
+    rooms: Rooms,
 ) -> None:
     lines = list(chat_lines(20))
     lines[3]["body"]["temperature"] = 7
@@ -144,6 +148,8 @@ def test_a_batch_from_file_to_results(
         each["response"]["body"]["id"].removeprefix("cmpl-") for each in output.values()
     }
     assert batch.id in [each.id for each in client.batches.list(limit=1)]
+    ttls: list[Any] = [rooms.redis.ttl(f"{rooms.root}:req:{c.hold.request_id}") for c in answering.claimed]
+    assert max(ttls) <= 600, "a night's answers would fill Redis"
     file = client.files.retrieve(batch.output_file_id or "")
     assert file.purpose == "batch_output"
 
