@@ -54,7 +54,7 @@ def create() -> Response:
     with in_terms_of_a_response():
         chat = as_chat(body, raw.fields, items)
         accepted = submit(s, KIND, chat, prompt_of_conversation(s, chat), raw.digest)
-    stored = _stored(accepted, body, chat, items)
+    stored = _stored(s, accepted, body, chat, items)
     if body.store and not current_line():
         s.responses.add(stored, s.settings.request_timeout_s + s.settings.result_ttl_s)
     view = _view(s, stored)
@@ -64,7 +64,8 @@ def create() -> Response:
         accepted = accepted._replace(goes_on=True)
     attendance = Attendance(s, KIND, accepted, request.environ)
     if body.stream:
-        return event_stream(_frames(view, attendance.events(), attendance.record, -1), attendance.leave)
+        frames = _frames(view, attendance.events(), attendance.record, _last_seen())
+        return event_stream(frames, attendance.leave)
     try:
         return jsonify(_whole(view, attendance))
     except ClientGone:
@@ -130,10 +131,15 @@ def _conversation_before(s: Service, response_id: str | None) -> list[Item]:
     return [*stored.items, *_object(s, stored, record)["output"]]
 
 
-def _stored(accepted: Accepted, body: ResponseBody, chat: ChatBody, items: Sequence[Item]) -> StoredResponse:
-    """Its id follows from the request's, so that a repeat with the same Idempotency-Key has the same one."""
+def _stored(
+    s: Service, accepted: Accepted, body: ResponseBody, chat: ChatBody, items: Sequence[Item]
+) -> StoredResponse:
+    """Its id follows from the request's: a repeat with the same Idempotency-Key finds what is stored."""
+    response_id = accepted.request_id.replace("req-", "resp_", 1)
+    if accepted.replayed and (earlier := s.responses.find(response_id)):
+        return earlier
     return StoredResponse(
-        response_id=accepted.request_id.replace("req-", "resp_", 1),
+        response_id=response_id,
         request_id=accepted.request_id,
         owner=caller().name,
         created=int(time.time()),

@@ -287,8 +287,24 @@ def test_the_same_key_is_the_same_response(client: openai.OpenAI, answering: Ans
         client.responses.create(model=MODEL, input="France?", extra_headers={"Idempotency-Key": "same"})
         for _ in range(2)
     ]
-    assert first.id == again.id
+    assert first == again
     assert len(answering.claimed) == 1
+
+
+def test_a_stream_with_a_key_goes_on_where_it_broke(
+    gateway: GatewayProcess, worker: ScriptedWorker, spoken: list[Token]
+) -> None:
+    body, key = {"input": "France?", "stream": True}, {"Idempotency_Key": "broken"}
+    stream = gateway.stream("POST", "/v1/responses", body, **key)
+    claimed = worker.claim()
+    worker.emit(claimed, spoken[:2])
+    seen = stream.events(5)
+    stream.close()
+    stream = gateway.stream("POST", "/v1/responses", body, Last_Event_ID=str(seen[-1].event_id), **key)
+    worker.emit(claimed, spoken[2:], Finish("stop"))
+    told = seen + stream.events()
+    assert [event.event_id for event in told] == list(range(len(told)))
+    assert told[-1].data["response"]["output"][0]["content"][0]["text"] == TEXT
 
 
 @pytest.mark.parametrize(
