@@ -63,7 +63,7 @@ class Attendance:
             yield found
 
     def record(self) -> Record | None:
-        """Of a request that is alone. None: it cannot be read now."""
+        """Of the first request. None: it cannot be read now."""
         try:
             return self._service.rooms.record(self._accepted.request_id)
         except RedisError:

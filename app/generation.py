@@ -57,11 +57,11 @@ class Generation:
         self._n = n
         self._views = [new_view(index) for index in range(len(accepted.request_ids))]
         self._view = self._views[0]
-        self._created = int(time.time())
         self._numbered = accepted.goes_on
         self._seen = last_events(len(self._views))
         self._sent = [0] * len(self._views)  # chunks of each choice, beside the first
         self._attendance = Attendance(service, self._view.kind, accepted, request.environ)
+        self._created = self._when()
 
     def answer(self, stream: bool, options: StreamOptions | None) -> Response:
         if stream:
@@ -70,6 +70,11 @@ class Generation:
             return self._whole()
         finally:
             self._attendance.leave()
+
+    def _when(self) -> int:
+        """When it was accepted, so that a repeat with the same key has the same bytes."""
+        record = self._attendance.record() if self._accepted.goes_on else None
+        return int(record.timings.submitted / 1000 if record else time.time())
 
     def _whole(self) -> Response:
         samples = [Sample([], None) for _ in self._views]

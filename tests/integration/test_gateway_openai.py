@@ -312,3 +312,16 @@ def test_nothing_to_go_on_with(gateway: GatewayProcess, worker: ScriptedWorker, 
     body = {"prompt": "France", "stream": True}
     reply = gateway.call("POST", "/v1/completions", body, Last_Event_ID="2", **headers)
     assert (reply.status, reply.body["error"]["param"]) == (404, "Last-Event-ID")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_same_key_gives_the_same_bytes(
+    gateway: GatewayProcess, answering: Answering, stream: bool
+) -> None:
+    body = {"messages": CHAT, "stream": stream}
+    first, again = [
+        gateway.call("POST", "/v1/chat/completions", body, Idempotency_Key=f"bytes-{stream}")
+        for _ in range(2)
+    ]
+    assert first.raw == again.raw
+    assert len(answering.claimed) == 1
