@@ -14,6 +14,7 @@ import torch
 from pydantic import BaseModel, Field
 
 from relay.model_file import default_model_path
+from relay.request import State
 from relay.tokenizer import Tokenizer
 from tests.gateway_rig import GatewayProcess
 from tests.models import default_model_in_transformers
@@ -312,3 +313,27 @@ def test_prompt_logprobs_of_a_chat_and_of_a_poll(client: openai.OpenAI, gateway:
         for token_id, entry in zip(reply.prompt_token_ids[1:], reply.prompt_logprobs[1:], strict=True)
     ]
     assert values == pytest.approx(shown, abs=1e-4)
+
+
+def test_log_probabilities_outlive_their_prefill_worker(
+    relay: Relay, gateway: GatewayProcess, tokenizer: Tokenizer
+) -> None:
+    ids = (tokenizer.encode(STORY) * 20)[:1500]
+
+    def told(doomed: bool) -> list[float]:
+        sent = {"prompt": ids, "max_tokens": 1, "prompt_logprobs": 0}
+        accepted = gateway.call("POST", "/v1/requests", sent).body
+        if doomed:
+            relay.reaches(
+                accepted["id"], lambda record: record.state is State.PREFILL, "it is being computed"
+            )
+            (worker,) = (worker for worker in relay.workers if worker.role == "prefill")
+            relay.workers.remove(worker)
+            worker.end()
+            assert relay.rooms.scores(accepted["id"]) is None
+            relay.start("prefill")
+        answer = gateway.call("GET", f"{accepted['links']['self']}?wait=60").body
+        assert (answer["status"], answer["ledger"]["attempts"] > 1) == ("finished", doomed)
+        return [entry[0][1] for entry in answer["prompt_logprobs"][1:]]
+
+    assert told(True) == pytest.approx(told(False), abs=1e-4)
