@@ -48,6 +48,9 @@ _UNFINISHED = {
 }
 
 
+_FAILED = ("internal_error", "The processor failed at this line; its log says why.")
+
+
 class Left(Exception):
     """This process has nothing more to do with the batch."""
 
@@ -185,7 +188,7 @@ class BatchRun:
         except Left:
             pass
         except Exception:
-            log.exception("line_failed")
+            log.exception("result_not_kept")
             self.stop(Stop.LOST)  # who claims the batch next, after this lease, tries again
         finally:
             self._open_lines.release()
@@ -195,8 +198,12 @@ class BatchRun:
 
     def _result(self, line: InputLine) -> Result:
         call = parse_line(line, self._batch.endpoint)
-        reply = self._reply(line.number, call)
         its_id = result_id(self.batch_id, line.number)
+        try:
+            reply = self._reply(line.number, call)
+        except Exception:  # tried again, it would fail again, and the batch would never end
+            log.exception("line_failed")
+            return unanswered(its_id, call.custom_id, *_FAILED)
         cut_off = reply is None or reply.error_code in _CUT_OFF
         if cut_off and self._why in _UNFINISHED:
             return unanswered(its_id, call.custom_id, *_UNFINISHED[self._why])

@@ -120,18 +120,20 @@ def test_a_batch_from_file_to_results(
 ) -> None:
     lines = list(chat_lines(20))
     lines[3]["body"]["temperature"] = 7
+    lines[4]["body"]["prompt"] = json.loads("[" * 900 + "]" * 900)
+    lines[5]["body"]["prompt"] = "\ud800"
     batch = start(client, as_file(lines), metadata={"job": "nightly"})
     assert (batch.status, batch.endpoint, batch.metadata) == ("validating", ENDPOINT, {"job": "nightly"})
     assert batch.expires_at == batch.created_at + 86_400
     batch = ended(client, batch)
     assert batch.status == "completed"
     assert batch.request_counts
-    assert batch.request_counts.to_dict() == {"total": 20, "completed": 19, "failed": 1}
+    assert batch.request_counts.to_dict() == {"total": 20, "completed": 17, "failed": 3}
     assert batch.created_at <= (batch.in_progress_at or 0) <= (batch.finalizing_at or 0)
     assert (batch.finalizing_at or 0) <= (batch.completed_at or 0)
     output, errors = content(client, batch.output_file_id), content(client, batch.error_file_id)
     assert output.keys() | errors.keys() == {line["custom_id"] for line in lines}
-    assert errors.keys() == {"line-3"}
+    assert errors.keys() == {"line-3", "line-4", "line-5"}
     refused = errors["line-3"]["response"]
     assert (refused["status_code"], refused["body"]["error"]["param"]) == (400, "temperature")
     reply = output["line-0"]["response"]
@@ -140,7 +142,7 @@ def test_a_batch_from_file_to_results(
     assert reply["body"]["object"] == "text_completion"
     assert reply["body"]["choices"][0]["text"] == " one two"
     assert batch.usage
-    assert batch.usage.output_tokens == 19 * len(spoken)
+    assert batch.usage.output_tokens == 17 * len(spoken)
     assert batch.usage.input_tokens == sum(
         each["response"]["body"]["usage"]["prompt_tokens"] for each in output.values()
     )
