@@ -27,6 +27,7 @@ from workers.control import Abort, Control, Order
 from workers.decode import DecodeLegs, UnifiedLegs
 from workers.device import choose_device
 from workers.doorbell import Doorbell, TaskHandle
+from workers.engine.batch_draw import Draw, draw_rows
 from workers.engine.config import EngineConfig
 from workers.engine.engine import Engine
 from workers.engine.kv_pool import KVPool
@@ -46,6 +47,7 @@ from workers.transfer.memory import KVMemory
 log = logging.getLogger(__name__)
 
 HOST_POOL_BYTES = 512 << 20
+_WARM_DRAW = Draw(temperature=1.0, top_k=2, top_p=0.5, min_p=0.1, u=0.5)
 JOIN_S = 5.0
 OUTPUT_S = 1.0  # a drain that went well has emitted everything
 MAIL_RETRY_S = 0.25
@@ -316,7 +318,8 @@ def _memory(geometry: Geometry, kv: KVPool) -> KVMemory:
 
 @torch.inference_mode()
 def _warm_up(model: Model, kv: KVPool, tokens: int, max_rows: int) -> None:
-    """The first pass of each kind pays for memory, dispatch and CUDA graphs; it must not fall into a lease.
+    """The first pass and draw of each kind pay for memory, dispatch, CUDA graphs and whatever kernels are not
+    compiled; that must not fall into a lease.
 
     A prompt of `tokens` tokens, then steps of decodes, of which there will be `max_rows` at most.
     """
@@ -328,5 +331,6 @@ def _warm_up(model: Model, kv: KVPool, tokens: int, max_rows: int) -> None:
         ids = torch.zeros(batch.tokens, dtype=torch.int64, device=model.device)
         positions = torch.arange(tokens - query, tokens, device=model.device).repeat(rows)
         last = torch.arange(query - 1, batch.tokens, query, device=model.device)
-        model.forward(ids, positions, kv.tensor, plan, None, last)
+        logits = model.forward(ids, positions, kv.tensor, plan, None, last)
+        draw_rows(model.kernels, logits, logits.amax(dim=-1), [_WARM_DRAW] * rows)
         event(log, "warmed_up", rows=rows, query_tokens=query, step=done, of=len(steps))
