@@ -1,13 +1,10 @@
 """/v1/files, as the `openai` client and raw HTTP meet it, over a folder and over a bucket."""
 
-import http.client
 import os
 import secrets
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,16 +13,14 @@ from typing import Any
 import openai
 import pytest
 
-from tests.gateway_rig import GatewayProcess, eventually
-from tests.servers import RedisServer, free_port
+from relay.request import Finish
+from relay.rooms import Rooms
+from tests.batch_rig import ProcessorProcess, as_file, chat_lines, results
+from tests.bucket import bucket
+from tests.gateway_rig import Answering, GatewayProcess, ScriptedWorker, default_tokenizer, eventually, words
+from tests.servers import RedisServer
 
 MODEL = f"files-{secrets.token_hex(4)}"
-KEYS = {
-    "AWS_ACCESS_KEY_ID": "test",
-    "AWS_SECRET_ACCESS_KEY": "test",
-    "AWS_REGION": "us-east-1",
-    "AWS_ALLOW_HTTP": "true",
-}
 
 
 @pytest.fixture(scope="module")
@@ -39,32 +34,6 @@ def gateway(valkey: RedisServer, folder: Path) -> Iterator[GatewayProcess]:
         valkey.url, MODEL, folder / "log", FILES_URL=str(folder / "files"), MAX_FILE_BYTES=str(40 << 20)
     ) as process:
         yield process
-
-
-@pytest.fixture(scope="module")
-def bucket() -> Iterator[dict[str, str]]:
-    """A server that speaks S3, with one bucket; the environment to find it."""
-    port = free_port()
-    server = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-p", str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        eventually(lambda: _created(port), "the S3 server answers")
-        yield {**KEYS, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "FILES_URL": "s3://bucket/kvrelay"}
-    finally:
-        server.kill()
-        server.wait()
-
-
-def _created(port: int) -> bool:
-    try:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-        connection.request("PUT", "/bucket")
-        return connection.getresponse().status == 200
-    except OSError:
-        return False
 
 
 def client_of(gateway: GatewayProcess, **how: Any) -> openai.OpenAI:
@@ -91,10 +60,27 @@ def test_a_file_in_a_folder(gateway: GatewayProcess, folder: Path) -> None:
     assert not any(path.is_file() for path in (folder / "files").rglob("*"))
 
 
-def test_a_file_in_a_bucket(valkey: RedisServer, bucket: dict[str, str], tmp_path: Path) -> None:
+def test_a_file_and_a_batch_in_a_bucket(valkey: RedisServer, tmp_path: Path) -> None:
     model = f"bucket-{secrets.token_hex(4)}"
-    with GatewayProcess(valkey.url, model, tmp_path / "log", **bucket) as gateway:
-        check_life(client_of(gateway))
+    spoken = words(default_tokenizer(), " yes")
+    with bucket() as env, GatewayProcess(valkey.url, model, tmp_path / "log", **env) as gateway:
+        client = client_of(gateway)
+        check_life(client)
+        file = client.files.create(file=("x", as_file(chat_lines(5))), purpose="batch")
+        batch = client.batches.create(
+            input_file_id=file.id, endpoint="/v1/completions", completion_window="24h"
+        )
+        rooms = Rooms(valkey.url, model)
+        own = {"REDIS_URL": valkey.url, "SERVED_NAME": model}
+        with (
+            ProcessorProcess(tmp_path / "processor", **env, **own),
+            ScriptedWorker(rooms) as worker,
+            Answering(worker, spoken, Finish("stop")).running(),
+        ):
+            eventually(lambda: client.batches.retrieve(batch.id).status == "completed", "the batch ends")
+        rooms.close()
+        output = client.batches.retrieve(batch.id).output_file_id or ""
+        assert len(results(client.files.content(output).read())) == 5
 
 
 def test_a_list_has_pages_and_purposes(gateway: GatewayProcess) -> None:
