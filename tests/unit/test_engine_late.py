@@ -1,8 +1,10 @@
 """Steps launched before the one they follow is read: what runs ahead, what waits, who keeps which pages."""
 
 import random
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from relay.sampling import SamplingParams
 from tests.engine_rig import EOS, PAGE_SIZE, Relay, Rig, continuation, relayed, unified
@@ -18,6 +20,7 @@ from workers.engine.messages import (
     Retracted,
     Stop,
 )
+from workers.engine.runner import ModelRunner
 
 PLAIN = {"max_tokens": 20, "ignore_eos": True}
 ASKING = (
@@ -266,3 +269,21 @@ def test_the_log_probabilities_of_a_prompt_are_those_of_steps_one_by_one(
         scores.append([part.tolist() for part in first.scores])
     assert scores[0] == scores[1]
     assert len(scores[0][0]) == 20
+
+
+def test_the_runner_of_a_gpu_gives_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own code on a CPU, with events and pinned memory played."""
+    waits: list[str] = []
+    event = SimpleNamespace(record=lambda: waits.append("mark"), synchronize=lambda: waits.append("wait"))
+    plain = torch.empty_like
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    monkeypatch.setattr(torch, "empty_like", lambda like, **_: plain(like))
+    rigs = [at_once(monkeypatch, chunk_tokens=8), at_once(monkeypatch, chunk_tokens=8)]
+    for rig, ahead in zip(rigs, (1, 0), strict=True):
+        monkeypatch.setattr(ModelRunner, "ahead", ahead)
+        for i, given in enumerate(({}, {"temperature": 0.0}, {"top_k": 4}, {"logprobs": 1, "max_tokens": 3})):
+            params = SamplingParams(**{"max_tokens": 12, "seed": i} | given)  # type: ignore[arg-type]
+            rig.submit(unified(f"leg{i}", [i + 1] * (3 + 9 * i), params=params))
+        rig.run()
+    assert told(rigs[0]) == told(rigs[1])
+    assert waits.count("wait") == waits.count("mark") > 5
