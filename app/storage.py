@@ -10,7 +10,7 @@ from obstore.exceptions import BaseError
 from obstore.store import LocalStore, from_url
 
 from app.errors import ApiError, unavailable
-from relay.settings import Settings
+from relay.settings import Settings, SettingsError
 
 _READ_BYTES = 1 << 20
 _PART_BYTES = 8 << 20  # S3 takes parts of 5 MiB and more
@@ -24,13 +24,13 @@ class Storage:
     """
 
     def __init__(self, settings: Settings) -> None:
-        """Credentials, region and endpoint of a bucket come from the AWS_* variables."""
+        """Credentials, region and endpoint of a bucket come from the AWS_* variables. Raises SettingsError."""
         url = settings.files_url or str(Path(settings.var_dir) / "files")
-        if "://" in url:
-            self._folder, self._store = None, from_url(url)
-        else:
-            self._folder = Path(url).absolute()
-            self._store = LocalStore(self._folder, mkdir=True)
+        self._folder = None if "://" in url else Path(url).absolute()
+        try:
+            self._store = from_url(url) if self._folder is None else LocalStore(self._folder, mkdir=True)
+        except (BaseError, OSError) as error:
+            raise SettingsError(f"FILES_URL={url!r} cannot be used: {error}") from None
 
     def write(self, name: str, pieces: Iterable[bytes]) -> None:
         """Create or replace an object. It survives a crash of this machine, as far as the storage can."""

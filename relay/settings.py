@@ -80,6 +80,17 @@ def _url(default: str, schemes: tuple[str, ...], about: str) -> Any:
     return _setting(default, read, "URL with " + ", ".join(f"{scheme}://" for scheme in schemes), about)
 
 
+def _place(about: str) -> Any:
+    """A folder or a bucket."""
+
+    def read(text: str) -> str:
+        if "://" in text and not text.startswith("s3://"):
+            raise ValueError
+        return text
+
+    return _setting("", read, "path, or URL with s3://", about)
+
+
 def _switch(default: bool, about: str) -> Any:
     words = {"0": False, "false": False, "1": True, "true": True}
 
@@ -171,7 +182,7 @@ class Settings:
     context_tokens: int = _whole(0, 0, 1 << 31, "longest prompt plus output; 0: the model's own")
     client_templates: bool = _switch(False, "clients may send chat templates of their own")
 
-    files_url: str = _text("", "path, or URL with s3://", "where files lie; empty: VAR_DIR/files")
+    files_url: str = _place("where files lie; empty: VAR_DIR/files")
     max_file_bytes: int = _whole(200 << 20, 1 << 10, 1 << 40, "largest uploaded file; above it 413")
     batch_processors: int = _whole(1, 0, 64, "batch processors that `kvrelay up` starts")
     batch_open_lines: int = _whole(32, 1, 4_096, "lines of batches that one processor has open at a time")

@@ -18,7 +18,7 @@ from app.storage import Storage
 from relay.batches import Batch, Batches, BatchStatus, Kind, Order, Tokens
 from relay.files import Files, new_file_id
 from relay.rooms import Rooms
-from relay.settings import Settings
+from relay.settings import Settings, SettingsError
 from tests.servers import RedisServer, valkey_binary
 
 LEASE_MS = 60_000
@@ -218,7 +218,10 @@ def test_a_lease_that_ends_frees_the_batch(service: Any, rooms: Rooms) -> None:
 
 def test_a_storage_that_cannot_be_used_is_told(tmp_path: Path) -> None:
     storage = Storage(replace(Settings(), files_url=str(tmp_path)))
-    (tmp_path / "files").write_bytes(b"in the way")
+    in_the_way = tmp_path / "files"
+    in_the_way.write_bytes(b"")
+    with pytest.raises(SettingsError, match="FILES_URL"):
+        Storage(replace(Settings(), files_url=str(in_the_way / "below")))
     with pytest.raises(ApiError) as caught:
         storage.write("files/a", [b"x"])
     assert (caught.value.status, caught.value.code) == (503, "storage_away")

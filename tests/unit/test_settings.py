@@ -37,6 +37,7 @@ def test_the_broker_is_redis_unless_set() -> None:
         ("DTYPE", "fp8", "float32, bfloat16, float16"),
         ("KV_DIGEST", "maybe", "0, 1, true, false"),
         ("REDIS_URL", "localhost:6379", "URL with redis://"),
+        ("FILES_URL", "ftp://host/folder", "path, or URL with s3://"),
     ],
 )
 def test_an_error_names_variable_value_and_what_is_allowed(name: str, value: str, allowed: str) -> None:
