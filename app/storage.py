@@ -24,7 +24,7 @@ class Storage:
     """
 
     def __init__(self, settings: Settings) -> None:
-        """Credentials, region and endpoint of a bucket come from the AWS_* variables. Raises SettingsError."""
+        """A bucket takes credentials, region and endpoint from the AWS_* variables. Raises SettingsError."""
         url = settings.files_url or str(Path(settings.var_dir) / "files")
         self._folder = None if "://" in url else Path(url).absolute()
         try:
