@@ -138,6 +138,30 @@ def test_a_grammar_outlives_its_worker(client: openai.OpenAI, relay: Relay, tmp_
     assert newest.attempts > 1
 
 
+def test_words_and_tokens_that_may_not_be_or_must(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
+    def said(**fields: Any) -> str:
+        asked: dict[str, Any] = {"prompt": "The capital of France is", "max_tokens": 6, "temperature": 0}
+        return client.completions.create(model=MODEL, **asked, extra_body=fields).choices[0].text
+
+    assert "Paris" in said()
+    assert "Paris" not in said(bad_words=["Paris"])
+    digits = [tokenizer.encode(digit, add_special_tokens=False)[0] for digit in "0123456789"]
+    assert re.fullmatch(r"\d{6}", said(allowed_token_ids=digits))
+
+
+def test_computed_prefixes_are_shared_under_one_salt_only(client: openai.OpenAI) -> None:
+    def cached(salt: str | None) -> int:
+        prompt = "Some words that nobody else sends in these tests, again and again. " * 4
+        fields = {} if salt is None else {"cache_salt": salt}
+        reply = client.completions.create(model=MODEL, prompt=prompt, max_tokens=1, extra_body=fields)
+        assert reply.usage
+        assert reply.usage.prompt_tokens_details
+        return reply.usage.prompt_tokens_details.cached_tokens or 0
+
+    found = [cached(salt) > 0 for salt in ("x", "y", None, "x", None)]
+    assert found == [False, False, False, True, True]
+
+
 # ---- tools
 
 WEATHER: Any = {
