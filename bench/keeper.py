@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 
-GRACE_S = 60.0
+GRACE_S = 20.0
 POLL_S = 0.1
 
 

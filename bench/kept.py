@@ -50,7 +50,10 @@ class Kept:
     def log(self) -> str:
         return self._log.read_text(errors="replace")
 
-    def stop(self) -> None:
+    def ask_to_stop(self) -> None:
         assert self._keeper.stdin is not None
         self._keeper.stdin.close()
+
+    def stop(self) -> None:
+        self.ask_to_stop()
         self._keeper.wait(GRACE_S + 10)

@@ -57,6 +57,8 @@ class Vllm(Served):
         self._wait("proxy", self.url)
 
     def stop(self) -> None:
+        for kept in self._kept.values():
+            kept.ask_to_stop()
         while self._kept:
             self._kept.popitem()[1].stop()
 
@@ -106,7 +108,7 @@ class Vllm(Served):
             command,
             {
                 "LD_PRELOAD": ":".join(str(library) for library in libraries if library.exists()),
-                "VLLM_CPU_KVCACHE_SPACE": "2",
+                "VLLM_CPU_KVCACHE_SPACE": "1",
                 "VLLM_CPU_OMP_THREADS_BIND": str(cores),
                 **env,
             },

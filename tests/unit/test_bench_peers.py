@@ -17,12 +17,14 @@ from bench import keeper
 from bench.completion import Miscounted, complete
 from bench.peers.cores import Cores
 from bench.peers.goal import Goal
-from bench.peers.load import Load, SeenSteady
+from bench.peers.load import Load, Seen, SeenSteady
 from bench.peers.options import parse, peers
 from bench.peers.places import absent
+from bench.peers.plot import plot
 from bench.peers.ratio import Ratio
+from bench.peers.report import report
 from bench.peers.results import Results, loads, of, systems
-from bench.peers.turn import Turn, steady_numbers
+from bench.peers.turn import STEADY, Turn, load_numbers, steady_numbers
 
 
 def turn(system: str, repetition: int, tokens_s: float, run: str = "a", clients: int = 1) -> Turn:
@@ -48,6 +50,42 @@ def test_goals_have_a_direction() -> None:
     assert not faster.met(2.4)
     assert sooner.met(0.85)
     assert not sooner.met(0.9)
+
+
+def full_turn(system: str, repetition: int, factor: float, clients: int = 1) -> Turn:
+    """All numbers of a turn under load."""
+    numbers = load_numbers(
+        Seen(seconds=1.0, tokens=round(100 * factor), first_s=[0.5 / factor], gaps_s=[0.01])
+    )
+    return Turn("a", repetition, system, clients, numbers, {"worker": 5.0})
+
+
+def steady_turn(system: str, ratio: float) -> Turn:
+    numbers = {"steady_p99_ms": 10.0, "disturbed_p99_ms": 10.0 * ratio, "disturbed_ratio": ratio}
+    return Turn("a", 0, system, STEADY, numbers)
+
+
+def test_the_report_shows_ratios_with_their_spread_and_goals(capsys: pytest.CaptureFixture[str]) -> None:
+    report(
+        [
+            *(full_turn("vllm", repetition, 1.0) for repetition in range(3)),
+            *(full_turn("kvrelay", repetition, factor) for repetition, factor in enumerate((2.0, 3.0, 4.0))),
+            steady_turn("kvrelay-1p1d", 1.25),
+        ]
+    )
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert any(line.startswith("kvrelay / vllm 1 3.00 (2.00 to 4.00) 0.33 (0.25 to 0.50)") for line in lines)
+    assert "tokens_s, kvrelay / vllm, 1 ≥ 2.5 3.00 (2.00 to 4.00) yes" in lines
+    assert "disturbed_ratio, kvrelay-1p1d ≤ 1.15 1.25 (1.25 to 1.25) no" in lines
+
+
+def test_the_plot_shows_every_system(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "peers.svg"
+    turns = [full_turn(system, 0, 1.0, clients) for system in ("vllm", "kvrelay") for clients in (1, 8)]
+    plot([*turns, steady_turn("kvrelay", 1.0)], picture, "here")
+    text = picture.read_text()
+    assert all(name in text for name in ("<!-- vllm -->", "<!-- kvrelay -->", "<!-- here -->"))
 
 
 def test_each_run_adds_to_the_results(tmp_path: Path) -> None:
