@@ -24,6 +24,7 @@ _RETRY_S = 1.0
 _TICK_S = 0.2
 _FIRST_WAIT_S, _MOST_WAIT_S = 0.5, 8.0  # while the system is full or has no workers
 _MAX_TRIES = 5
+_SLACK_S = 0.5
 # Redis lost the request, or its result expired before anybody read it: it runs again, under another key.
 _LOST = ("request_lost", "stream_lost", "stream_diverged")
 _PASSES = (429, 503)
@@ -46,8 +47,6 @@ _UNFINISHED = {
     Stop.CANCELLED: ("batch_cancelled", "The batch was cancelled before this line was finished."),
     Stop.EXPIRED: ("batch_expired", "The batch expired before this line was finished."),
 }
-
-
 _FAILED = ("internal_error", "The processor failed at this line; its log says why.")
 
 
@@ -204,12 +203,17 @@ class BatchRun:
         except Exception:  # tried again, it would fail again, and the batch would never end
             log.exception("line_failed")
             return unanswered(its_id, call.custom_id, *_FAILED)
-        cut_off = reply is None or reply.error_code in _CUT_OFF
-        if cut_off and self._why in _UNFINISHED:
-            return unanswered(its_id, call.custom_id, *_UNFINISHED[self._why])
+        if (reply is None or reply.error_code in _CUT_OFF) and (why := self._why_cut_off()):
+            return unanswered(its_id, call.custom_id, *_UNFINISHED[why])
         if reply is None:
             raise Left
         return answered(its_id, call.custom_id, reply)
+
+    def _why_cut_off(self) -> Stop | None:
+        """None: not by the end of the batch. Its lines time out with it, before the next renewal may say so."""
+        if self._why in _UNFINISHED:
+            return self._why
+        return Stop.EXPIRED if self._why is None and time.monotonic() > self._expires_at - _SLACK_S else None
 
     def _reply(self, number: int, call: Call) -> Reply | None:
         """None: stopped before there was one."""
