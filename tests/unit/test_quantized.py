@@ -11,9 +11,11 @@ from kernels.cpu import CpuKernels, NativePass, usable_isas
 from kernels.quantized_matrix import GROUP, QuantizedMatrix
 from relay.model_file import ModelError, default_model_path
 from relay.tokenizer import Tokenizer
+from tests.engine_rig import Relay, Rig, relayed, unified
 from tests.kernel_sets import ALL, FASTEST, kernels_called
-from tests.model_session import Session, chunked, random_tokens
+from tests.model_session import chunked, random_tokens
 from tests.models import random_model, save_directory
+from workers.engine.kv_pool import KVPool
 from workers.models import load_model
 from workers.models.registry import weight_form
 
@@ -170,17 +172,26 @@ def test_unknown_weights_list_the_known_and_a_gpu_refuses_them(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("isa", [usable_isas()[0], "avx2"])
-def test_default_model_in_the_bits_of_its_file(isa: str) -> None:
+def test_engines_serve_the_default_model_in_the_bits_of_its_file(isa: str) -> None:
     if isa not in usable_isas():
         pytest.skip(f"this machine has no {isa}")
     tokenizer = Tokenizer.load(default_model_path())
     prompt = tokenizer.apply_chat_template([{"role": "user", "content": "What is the capital of France?"}])
-    tokens = tokenizer.encode(prompt, add_special_tokens=False)
+    ids = tokenizer.encode(prompt, add_special_tokens=False)
     model = load_model(default_model_path(), "bfloat16", "cpu", kernels_called(isa), "auto")
-    session = Session(model, length=len(tokens) + 16, page_size=16)
-    (logits,) = session.step([(0, tokens)])
-    greedy = [int(logits[-1].argmax())]
-    while len(greedy) < 9:
-        ((last,),) = session.step([(0, greedy[-1:])])
-        greedy.append(int(last.argmax()))
-    assert "Paris" in tokenizer.decode(greedy)
+
+    def rig() -> Rig:
+        kv = KVPool.allocate(model.config.kv_shape(40, page_size=4), model.dtype, model.device)
+        return Rig(model=model, kv=kv, context_tokens=150, chunk_tokens=24)
+
+    alone = rig()
+    alone.submit(unified("a", ids, 9))
+    alone.run()
+    assert "Paris" in tokenizer.decode(alone.text("a"))
+    relay, leg = Relay(rig(), rig()), relayed("a", ids, 9)
+    relay.reserve("a", len(ids))
+    relay.prefill.submit(leg)
+    relay.prefill.run()
+    relay.finish(leg)
+    relay.decode.run()
+    assert relay.decode.text("a") == alone.text("a")
