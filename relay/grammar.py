@@ -5,7 +5,7 @@ A grammar is a text in llguidance's own form, made here from what clients send, 
 
 import json
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -16,6 +16,7 @@ from relay.tokenizer import Tokenizer
 MAX_GRAMMAR_BYTES = 64 << 10
 # A space, or a new line with its indentation: small models that may write any whitespace write it for ever.
 JSON_SPACE = r"\x20|\n[\x20\t]{0,40}"
+_SOUND = 256  # grammars that are not compiled again to be checked
 # A step of a matcher takes some ms at most, and its automaton some tens of MB.
 _LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000, step_lexer_fuel=200_000, max_lexer_states=20_000, verbose_errors=False
@@ -70,6 +71,7 @@ class Grammars:
         """`vocab_size` counts logits: there may be more of them than tokens."""
         self.vocab_size = vocab_size
         self._tokenizer = tokenizer
+        self._checked = lru_cache(maxsize=_SOUND)(self._check)
 
     def warm_up(self) -> None:
         """Index the tokens now, which takes some tenths of a second."""
@@ -81,6 +83,9 @@ class Grammars:
 
     def check(self, grammar: str) -> None:
         """Raises GrammarError unless the grammar compiles within bounds of size and time, and has a text."""
+        self._checked(grammar)
+
+    def _check(self, grammar: str) -> None:
         if len(grammar) > MAX_GRAMMAR_BYTES:
             raise GrammarError(f"the grammar is larger than {MAX_GRAMMAR_BYTES} bytes")
         wrong, told = LLMatcher.validate_grammar_with_warnings(grammar, self._tokens, limits=_LIMITS)

@@ -51,7 +51,7 @@ _WARM_DRAW = Draw(temperature=1.0, top_k=2, top_p=0.5, min_p=0.1, u=0.5)
 JOIN_S = 5.0
 OUTPUT_S = 1.0  # a drain that went well has emitted everything
 MAIL_RETRY_S = 0.25
-SCORED_BYTES = 6 << 20  # of float32 logits that a step keeps to score a prompt
+SCORED_BYTES = {"cpu": 6 << 20, "cuda": 256 << 20}  # of float32 logits that a step keeps to score a prompt
 
 
 class Worker:
@@ -106,7 +106,7 @@ class Worker:
                 settings.chunk_tokens,
                 settings.group_layers,
                 settings.reserve_tokens,
-                scored_tokens=max(1, SCORED_BYTES // (4 * model.config.vocab_size)),
+                scored_tokens=max(1, SCORED_BYTES[device.type] // (4 * model.config.vocab_size)),
             ),
             eos_ids=tokenizer.eos_ids,
             salt=self._geometry.fingerprint.encode(),

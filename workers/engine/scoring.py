@@ -7,8 +7,6 @@ from torch import Tensor
 
 from relay.prompt_logprobs import PromptLogprobs
 
-_ROWS = 8  # at a time: a few MB of float32 at once, whatever the step holds
-
 
 def score(logits: Tensor, next_ids: Sequence[int], alternatives: int) -> PromptLogprobs:
     """`logits` float32 [n, vocab] of n positions, `next_ids` the token behind each of them.
@@ -16,11 +14,7 @@ def score(logits: Tensor, next_ids: Sequence[int], alternatives: int) -> PromptL
     Under the model's own distribution, as `token_logprobs` says it of output tokens.
     """
     assert len(logits) == len(next_ids) > 0
-    blocks = zip(logits.split(_ROWS), torch.tensor(next_ids, device=logits.device).split(_ROWS))
-    return PromptLogprobs.join([_score(block, ids, alternatives) for block, ids in blocks])
-
-
-def _score(logits: Tensor, ids: Tensor, alternatives: int) -> PromptLogprobs:
+    ids = torch.tensor(next_ids, device=logits.device)
     mass = logits.logsumexp(dim=-1, keepdim=True)
     own = logits.gather(1, ids[:, None])
     top = logits.topk(min(alternatives, logits.shape[1]), dim=-1)
