@@ -52,7 +52,7 @@ FORMS = [
 
 
 class Outcome(NamedTuple):
-    """Log probabilities of the text `[T, vocab]`, as one prompt and token by token, and what follows its parts."""
+    """Log probabilities of the text `[T, vocab]`, as a prompt and token by token, and what follows its parts."""
 
     prompt: Tensor
     by_token: Tensor
