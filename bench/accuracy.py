@@ -52,7 +52,7 @@ FORMS = [
 
 
 class Outcome(NamedTuple):
-    """Log probabilities of the text `[T, vocab]`, as a prompt and token by token, and what follows its parts."""
+    """Log probabilities `[T, vocab]` of the text, as a prompt and token by token; what follows its parts."""
 
     prompt: Tensor
     by_token: Tensor
@@ -91,7 +91,8 @@ def run() -> None:
     tokens = torch.tensor(Tokenizer.load(path).encode(TEXT.read_text()))
     exact = _outcome(path, EXACT, tokens)
     rows = [(form.name, *_compare(_outcome(path, form, tokens), exact, tokens)) for form in FORMS]
-    title = f"{Path(path).name}: {len(tokens)} tokens, perplexity in float32 {_perplexity(exact.prompt, tokens):.3f}"
+    in_float32 = f"perplexity in float32 {_perplexity(exact.prompt, tokens):.3f}"
+    title = f"{Path(path).name}: {len(tokens)} tokens, {in_float32}"
     header = (
         "weights",
         "perplexity",
