@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
+from functools import partial
 from typing import TypeVar
 
 from app.batch_input import Call, Checked, InputLine, check, is_done, parse_line, read_lines
@@ -210,7 +211,7 @@ class BatchRun:
         return answered(its_id, call.custom_id, reply)
 
     def _why_cut_off(self) -> Stop | None:
-        """None: not by the end of the batch. Its lines time out with it, before the next renewal may say so."""
+        """None: not by the end of the batch. Its lines time out with it, before a renewal may tell that."""
         if self._why in _UNFINISHED:
             return self._why
         return Stop.EXPIRED if self._why is None and time.monotonic() > self._expires_at - _SLACK_S else None
@@ -246,7 +247,7 @@ class BatchRun:
             if not is_done(done, line.number):
                 custom_id = parse_line(line, self._batch.endpoint).custom_id
                 result = unanswered(result_id(self.batch_id, line.number), custom_id, code, message)
-                self._keep_ours(lambda number=line.number, result=result: self._spool.keep(number, result))
+                self._keep_ours(partial(self._spool.keep, line.number, result))
 
     def _close(self) -> None:
         ending = BatchStatus.COMPLETED if self._why is None else _ENDING[self._why]

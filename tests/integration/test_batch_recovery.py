@@ -15,7 +15,7 @@ from tests.processes import until
 from tests.relay_rig import Relay, tiny_model
 from tests.servers import RedisServer, valkey_binary
 
-LINES = 160
+LINES = 120
 SEED = 11
 DEADLINE_S = 150.0
 
@@ -63,6 +63,7 @@ def _run(relay: Relay, gateway: GatewayProcess, server: RedisServer, rng: random
                 relay.start(*missing)
             elif what == "redis":
                 server.restart()
+                until(lambda goal=goal: done() >= goal + 8, "the same processor goes on", DEADLINE_S)
             processor.kill()
     with ProcessorProcess(relay.folder / "processor", **relay.env):
         until(lambda: client.batches.retrieve(batch.id).status == "completed", "the batch ends", DEADLINE_S)
