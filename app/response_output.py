@@ -31,17 +31,18 @@ class ResponseOutput:
         self._logprobs = logprobs
         self._open = False  # the last item is in progress
         self._call = -1  # which call that is
+        self._untold: list[Token] = []  # their text is not told yet: it may begin a call
 
     def token(self, token: Token) -> list[Told]:
-        delta = self._tools.delta(token.text) if self._tools else {"content": token.text}
-        return self._take(delta, [token])
+        self._untold.append(token)
+        return self._take(self._tools.delta(token.text) if self._tools else {"content": token.text})
 
     def end(self, end: End) -> list[Told]:
         """The last item is incomplete unless the answer ended by itself."""
         delta = {"content": end.text} if end.text else {}
         if self._tools:
             delta = self._tools.last_delta(end.text)
-        told = self._take(delta, [])
+        told = self._take(delta)
         if not self.items and end.state is State.FINISHED:
             told += self._open_message()
         whole = end.state is State.FINISHED and end.finish_reason != "length"
@@ -49,22 +50,24 @@ class ResponseOutput:
 
     # ---- steps
 
-    def _take(self, delta: Object, tokens: Sequence[Token]) -> list[Told]:
+    def _take(self, delta: Object) -> list[Told]:
         """`delta` as in a chat."""
-        told = self._text(delta["content"], tokens) if "content" in delta else []
+        told = self._text(delta["content"]) if "content" in delta else []
         for call in delta.get("tool_calls", ()):
             told += self._arguments(call)
         return told
 
-    def _text(self, text: str, tokens: Sequence[Token]) -> list[Told]:
+    def _text(self, text: str) -> list[Told]:
         told = [] if self._open and self._call < 0 else [*self._close("completed"), *self._open_message()]
-        logprobs = self._logprobs(tokens)
+        logprobs = self._logprobs(self._untold)
+        self._untold.clear()
         (part,) = self.items[-1]["content"]
         part["text"] += text
         part["logprobs"] += logprobs
         return [*told, self._told("output_text.delta", content_index=0, delta=text, logprobs=logprobs)]
 
     def _arguments(self, call: Object) -> list[Told]:
+        self._untold.clear()
         told: list[Told] = []
         if call["index"] != self._call:
             told = [*self._close("completed"), *self._open_call(call)]
