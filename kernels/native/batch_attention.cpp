@@ -15,34 +15,46 @@ void BatchAttention::prepare(const Batch& batch, int heads, int kv_heads, int he
     next_ = std::vector<std::atomic<size_t>>(calls);
 }
 
-void BatchAttention::run(int call, const PagedKV& kv, const void* q, void* out, int thread, Team& team) {
-    const size_t input = size_of(table_.input);
-    const size_t row_bytes = size_t(heads_) * head_dim_ * input;
+std::optional<Attention> BatchAttention::claim(int call, const PagedKV& kv, const void* q, void* out) {
+    const size_t index = next_[call].fetch_add(1, std::memory_order_relaxed);
+    if (index >= work_.items.size()) return std::nullopt;
+    const AttentionItem& item = work_.items[index];
+    const size_t row_bytes = size_t(heads_) * head_dim_ * size_of(table_.input);
     const size_t partial_floats = size_t(heads_) * (head_dim_ + 2);
-    float* partials = partial_.at_least<float>(0);
+    const int oldest = kv.window ? std::max(0, item.position - kv.window + 1) : 0;
+    return Attention{
+        &kv,
+        batch_->table(item.request),
+        static_cast<const char*>(q) + item.token * row_bytes,
+        static_cast<char*>(out) + item.token * row_bytes,
+        item.partial < 0 ? nullptr : partial_.at_least<float>(0) + item.partial * partial_floats,
+        heads_,
+        item.position,
+        item.queries,
+        item.first_head,
+        item.last_head,
+        std::max(item.first_key, oldest),
+        item.last_key,
+        nullptr,
+        false,
+    };
+}
+
+void BatchAttention::run(int call, const PagedKV& kv, const void* q, void* out, int thread, Team& team) {
     char* memory = memory_.at_least<char>(0) + memory_bytes_ * thread;
-    size_t i;
-    while ((i = next_[call].fetch_add(1, std::memory_order_relaxed)) < work_.items.size()) {
-        const AttentionItem& item = work_.items[i];
-        const int oldest = kv.window ? std::max(0, item.position - kv.window + 1) : 0;
-        const Attention job{
-            &kv,
-            batch_->table(item.request),
-            static_cast<const char*>(q) + item.token * row_bytes,
-            static_cast<char*>(out) + item.token * row_bytes,
-            item.partial < 0 ? nullptr : partials + item.partial * partial_floats,
-            heads_,
-            item.position,
-            item.queries,
-            item.first_head,
-            item.last_head,
-            std::max(item.first_key, oldest),
-            item.last_key,
-        };
-        table_.attend(job, memory);
+    // Claimed one ahead, so that its first keys are fetched meanwhile.
+    std::optional<Attention> job = claim(call, kv, q, out);
+    while (job) {
+        std::optional<Attention> next = claim(call, kv, q, out);
+        job->next = next ? &*next : nullptr;
+        table_.attend(*job, memory);
+        job = next;
     }
     if (work_.merges.empty()) return;
     team.barrier();
+    const float* partials = partial_.at_least<float>(0);
+    const size_t partial_floats = size_t(heads_) * (head_dim_ + 2);
+    const size_t row_bytes = size_t(heads_) * head_dim_ * size_of(table_.input);
     for (size_t m = thread; m < work_.merges.size(); m += team.threads()) {
         const AttentionMerge& merge = work_.merges[m];
         table_.merge(partials + merge.first * partial_floats, merge.parts, merge.stride * partial_floats, heads_,

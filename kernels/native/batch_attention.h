@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <optional>
 
 #include "arena.h"
 #include "batch.h"
@@ -22,6 +23,9 @@ class BatchAttention {
     void run(int call, const PagedKV& kv, const void* q, void* out, int thread, Team& team);
 
   private:
+    // The next item that no thread has taken.
+    std::optional<Attention> claim(int call, const PagedKV& kv, const void* q, void* out);
+
     const KernelTable& table_;
     const Batch* batch_ = nullptr;
     AttentionWork work_;

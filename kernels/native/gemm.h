@@ -26,9 +26,9 @@ struct Gemm {
     using Tile = void (*)(const char* const* panel, const In* x, int64_t stride, int depth, float* out,
                           int64_t out_stride);
 
-    // How far ahead of its use a weight is fetched, in bytes. One or two rows are bound by memory and the hardware's
-    // prefetching is best left alone; with many rows the fetch must overlap a long computation.
-    static constexpr int ahead(int tile_rows) { return tile_rows <= 2 ? 0 : tile_rows <= 4 ? 512 : 8192; }
+    // How far ahead of its use a weight is fetched, in bytes. With one or two rows the hardware's prefetching is best
+    // left alone; with more of them the fetch must overlap the computation.
+    static constexpr int ahead(int tile_rows) { return tile_rows <= 2 ? 0 : 4096; }
 
     // out[panel][row][16] = x[row] . panel, or with `Add` that is added; panels of `out` are `out_stride` apart.
     template <bool Add, int Panels, int Rows>
@@ -47,8 +47,7 @@ struct Gemm {
 #pragma GCC unroll 16
             for (int p = 0; p < Panels; ++p) {
                 const char* at = w[p] + int64_t{unit} * kPanel * 4;
-                if (distance > 0 && distance <= 1024) __builtin_prefetch(at + distance, 0, 3);
-                if (distance > 1024) __builtin_prefetch(at + distance, 0, 2);
+                if (distance > 0) __builtin_prefetch(at + distance);
 #pragma GCC unroll 16
                 for (int i = 0; i < parts; ++i) weight[p][i] = load<U>(at + i * Isa::width * 4);
             }

@@ -55,6 +55,8 @@ struct Attention {
     int position, queries;
     int first_head, last_head;
     int first_key, last_key;
+    Attention* next;  // that the same thread turns to afterwards, or null
+    bool fetched;     // its first keys and values are in the cache: the one before has seen to it
 };
 
 // How each head of q and k is turned and stored.
