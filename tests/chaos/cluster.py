@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 
 from app.programs import worker_command, worker_env
 from app.supervisor import die_with_parent
-from relay.request import Ring, Submission
+from relay.request import Ring, Submission, member_id
 from relay.rooms import Rooms
 from relay.routing import queue_of
 from relay.sampling import SamplingParams
@@ -191,13 +191,25 @@ class Cluster:
 
     # ---- requests
 
-    def submit(self, prompt_ids: Sequence[int], params: SamplingParams, rings: int = 1) -> str:
-        request_id = f"req_{secrets.token_hex(8)}"
-        submitted = self.rooms.submit(Submission(request_id, tuple(prompt_ids), params, TIMEOUT_MS))
-        assert submitted.rings
+    def submit(
+        self, prompt_ids: Sequence[int], params: SamplingParams, rings: int = 1, samples: int = 1
+    ) -> list[str]:
+        """Samples of one prompt; the first leads."""
+        leader = f"req_{secrets.token_hex(8)}"
+        group = [
+            Submission(
+                member_id(leader, index),
+                tuple(prompt_ids),
+                params.sample(index),
+                TIMEOUT_MS,
+                leader=leader if index else None,
+            )
+            for index in range(samples)
+        ]
+        (bell,) = self.rooms.submit(*group).rings
         for _ in range(rings):
-            self.ring(submitted.rings[0])
-        return request_id
+            self.ring(bell)
+        return [member.request_id for member in group]
 
     def ring(self, bell: Ring) -> None:
         self.app.send_task(

@@ -31,6 +31,7 @@ PROCESS = (Kind.KILL, Kind.STOP, Kind.DELAY)
 # Per transition: the roles that pass by there, and what can go wrong there.
 TRANSITIONS: dict[str, tuple[tuple[str, ...], tuple[Kind, ...]]] = {
     "claim": (BOTH, ANY),
+    "claim_forks": ((DECODE,), ANY),
     "publish": ((DECODE,), ANY),
     "kv_ready": ((PREFILL,), ANY),
     "emit": ((DECODE,), ANY),
@@ -46,17 +47,18 @@ TRANSITIONS: dict[str, tuple[tuple[str, ...], tuple[Kind, ...]]] = {
     "mail.settled": ((DECODE,), ANY),
     "ring.prefill": (BOTH, ANY),
     "ring.decode": ((PREFILL,), ANY),
-    "admitted": ((PREFILL,), PROCESS),
-    "prefilled": ((PREFILL,), PROCESS),
+    "admitted": (BOTH, PROCESS),  # at a decode worker: of a fork
+    "prefilled": (BOTH, PROCESS),
     "reserved": ((DECODE,), PROCESS),
     "computed": ((PREFILL,), PROCESS),
     "post": ((PREFILL,), PROCESS),
     "post.row": ((PREFILL,), PROCESS),
 }
 
-# Every request passes here, so faults drawn for a schedule will mostly happen.
+# Most requests pass here, so faults drawn for a schedule will mostly happen.
 COMMON = (
-    *("claim", "publish", "kv_ready", "emit", "finish", "renew", "mail.published", "mail.ready"),
+    *("claim", "claim_forks", "publish", "kv_ready", "emit", "finish", "renew"),
+    *("mail.published", "mail.ready"),
     *("ring.decode", "admitted", "prefilled", "reserved", "computed", "post", "post.row"),
 )
 RARE_SHARE = 0.15

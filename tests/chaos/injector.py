@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from redis.exceptions import ConnectionError
 
-from relay.answers import Claim, Emission, Emitted, Moved, Prefilled, Renewed, Transfer
+from relay.answers import Claim, Emission, Emitted, Forked, Moved, Prefilled, Renewed, Transfer
 from relay.mailbox import Mail, Mailbox
 from relay.request import Hold, Leg, Why
 from relay.rooms import Rooms
@@ -148,6 +148,11 @@ class FaultyRooms(Rooms):
 
         ends = any(emission.finish is not None for emission in batch)
         return self._injector.around("emit", finish if ends else emit)
+
+    def claim_forks(self, hold: Hold, boot: str, lease_ms: int, nonces: Sequence[str]) -> Forked:
+        return self._injector.around(
+            "claim_forks", lambda: super(FaultyRooms, self).claim_forks(hold, boot, lease_ms, nonces)
+        )
 
     def release(self, hold: Hold, why: Why) -> Moved:
         return self._injector.around("release", lambda: super(FaultyRooms, self).release(hold, why))

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from itertools import groupby
 
 from relay.request import State
 from relay.sampling import SamplingParams
@@ -22,15 +23,16 @@ Prompt = tuple[int, ...]
 
 
 def prompts(seed: int, count: int = OPEN) -> list[Prompt]:
-    """`count` chat prompts of about 20 to 200 tokens."""
+    """`count` chat prompts of about 20 to 200 tokens. Some come three times in a row, as samples."""
     draw = random.Random(seed)
     tokenizer = Tokenizer.load(Settings.from_env({}).model_path)
-    made = []
-    for _ in range(count):
+    made: list[Prompt] = []
+    while len(made) < count:
         words = " ".join(draw.choices(WORDS, k=draw.randint(5, 150)))
         chat = tokenizer.apply_chat_template([{"role": "user", "content": f"Write a story with: {words}."}])
-        made.append(tuple(tokenizer.encode(chat, add_special_tokens=False)))
-    return made
+        prompt = tuple(tokenizer.encode(chat, add_special_tokens=False))
+        made += [prompt] * (3 if len(made) % 5 == 1 else 1)
+    return made[:count]
 
 
 def greedy(max_tokens: int = MAX_TOKENS) -> SamplingParams:
@@ -40,7 +42,12 @@ def greedy(max_tokens: int = MAX_TOKENS) -> SamplingParams:
 def submit(
     cluster: Cluster, load: Sequence[Prompt], max_tokens: int = MAX_TOKENS, rings: int = 1
 ) -> list[str]:
-    return [cluster.submit(prompt, greedy(max_tokens), rings) for prompt in load]
+    groups = [(prompt, len(list(same))) for prompt, same in groupby(load)]
+    return [
+        request_id
+        for prompt, samples in groups
+        for request_id in cluster.submit(prompt, greedy(max_tokens), rings, samples)
+    ]
 
 
 def undisturbed(cluster: Cluster, load: Sequence[Prompt], max_tokens: int = MAX_TOKENS) -> list[Text]:

@@ -13,7 +13,7 @@ from tests.chaos.watch import Text, Watch, compare, leaks
 WORKERS = 2  # of each role
 MOST = 100  # more than one worker passes during a test, but for its renewals and emits
 MAIL = [name for name in TRANSITIONS if name.startswith("mail.")]
-CALLS = ["claim", "publish", "kv_ready", "emit", "finish", "release", "settle"]
+CALLS = ["claim", "claim_forks", "publish", "kv_ready", "emit", "finish", "release", "settle"]
 
 
 def all_of(names: Iterable[str], kind: Kind, when: When, every: int = 1) -> list[Fault]:

@@ -17,6 +17,8 @@ PLACES = {
     "prefill, sealed but not ready": ("prefill", "kv_ready", When.BEFORE, 2),
     "decode, reserving": ("decode", "claim", When.AFTER, 2),
     "decode, receiving": ("decode", "publish", When.AFTER, 2),
+    "decode, before forks are claimed": ("decode", "claim_forks", When.BEFORE, 1),
+    "decode, forks claimed": ("decode", "claim_forks", When.AFTER, 1),
     "decode, generating": ("decode", "emit", When.AFTER, 12),
     "decode, before the end is written": ("decode", "finish", When.BEFORE, 1),
     "decode, after the end is written": ("decode", "finish", When.AFTER, 1),

@@ -93,7 +93,7 @@ def test_a_cancel_frees_everything_within_a_second(cluster: Cluster, long_prompt
     cluster.arm([mark])
     # A salt of its own: nothing of an earlier prompt is cached.
     prompt = (number, *long_prompt[1:])
-    request_id = cluster.submit(prompt, greedy(LONG_TOKENS))
+    (request_id,) = cluster.submit(prompt, greedy(LONG_TOKENS))
     seen: Happened = cluster.wait_for(mark)
     record = cluster.rooms.cancel(request_id)
     cancelled = time.monotonic()
@@ -108,7 +108,11 @@ def test_a_cancel_frees_everything_within_a_second(cluster: Cluster, long_prompt
 
 def test_a_cancel_in_the_queue_leaves_nothing(cluster: Cluster, long_prompt: Prompt) -> None:
     cluster.disarm()
-    ids = [cluster.submit((100 + i, *long_prompt[1:]), greedy(LONG_TOKENS)) for i in range(6)]
+    ids = [
+        request_id
+        for i in range(6)
+        for request_id in cluster.submit((100 + i, *long_prompt[1:]), greedy(LONG_TOKENS))
+    ]
     last = cluster.rooms.record(ids[-1])
     assert last is not None
     assert last.state is State.QUEUED

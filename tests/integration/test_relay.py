@@ -125,6 +125,15 @@ def test_relayed_text_is_the_text_of_one_worker_and_of_transformers(
     assert pair.record(relayed).timings.transfer_bytes > 0
 
 
+def test_samples_share_one_prefill_and_are_the_text_of_transformers(pair: Relay, words: Words) -> None:
+    prompt = words(70, seed=71)
+    ids = pair.submit_samples(prompt, 3)
+    for request_id in ids:
+        answer = pair.wait(request_id)
+        assert answer.tokens == greedy(prompt, 16)[: len(answer.tokens)]
+    assert [pair.record(i).timings.transfer_bytes > 0 for i in ids] == [True, False, False]
+
+
 def test_a_cached_prefix_changes_no_text(pair: Relay, alone: Relay, words: Words) -> None:
     begin = words(80, seed=100)
     first = pair.ask(begin + words(20, seed=101))

@@ -7,9 +7,9 @@ import pytest
 
 from app import events
 from app.errors import ApiError
-from app.follow import Watch
+from app.follow import Watch, Watches
 from app.service import Service
-from relay.request import State
+from relay.request import State, Token
 from relay.tokens import Chunk, End
 
 END = End(State.FINISHED, "", "stop", None, None, None)
@@ -44,3 +44,27 @@ def test_an_end_that_does_not_come_is_lost(
     with pytest.raises(ApiError) as lost:
         next(found)
     assert lost.value.code == "stream_lost"
+
+
+def test_one_end_that_does_not_come_is_lost_for_all(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "HEARTBEAT_S", 0.0)
+    monkeypatch.setattr(events, "TICK_S", 0.01)
+    watches = Watches(cast(Any, None), ["req-1", "req-1-1"])
+    found = events.events_of_all(service, watches, {})
+    watches.each[1].feed(Chunk([Token(0, 5, "x")], END), 0)
+    assert [next(found), next(found)] == [(1, [Token(0, 5, "x")]), (1, END)]
+    assert next(found) is None
+    with pytest.raises(ApiError) as lost:
+        next(found)
+    assert lost.value.code == "stream_lost"
+
+
+def test_several_streams_are_over_when_each_has_ended(service: Service) -> None:
+    watches = Watches(cast(Any, None), ["req-1", "req-1-1"])
+    for watch in watches.each:
+        watch.read_again()
+        watch.feed(Chunk([], END), 0)
+    found = list(events.events_of_all(service, watches, {}))
+    assert found == [None, (0, END), None, (1, END)]

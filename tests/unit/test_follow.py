@@ -1,5 +1,6 @@
 """A watch hands on each position once, and never another token at a position it has handed on."""
 
+import time
 from typing import Any, cast
 
 import pytest
@@ -107,6 +108,14 @@ class OneRead:
     def close(self) -> None: ...
 
 
+class Silent(OneRead):
+    """A reader that never finds anything."""
+
+    def wait(self, positions: dict[str, int], block_ms: int) -> dict[str, Chunk]:
+        time.sleep(0.001)
+        return {}
+
+
 def test_an_ended_stream_is_read_no_more_while_its_client_is_slow() -> None:
     follower = Follower(cast(Any, OneRead()))
     w = follower.follow("req-1", 0)
@@ -114,6 +123,32 @@ def test_an_ended_stream_is_read_no_more_while_its_client_is_slow() -> None:
     assert w.take(10) == END
     eventually(lambda: follower.waiting() == 0, "leaving")
     assert follower.alive()
+    follower.close()
+
+
+def test_one_waiter_gets_several_streams_by_their_number() -> None:
+    follower = Follower(cast(Any, OneRead()))
+    watches = follower.follow_all(["req-1", "req-1-1", "req-1-2"])
+    found: dict[int, list[Any]] = {0: [], 1: [], 2: []}
+    for _ in range(6):
+        item = watches.take(10)
+        assert item is not None
+        found[item[0]].append(item[1])
+    assert found == {number: [[Token(0, 5, "")], END] for number in range(3)}
+    assert watches.take(0) is None
+    eventually(lambda: follower.waiting() == 0, "leaving")
+    follower.close()
+
+
+def test_streams_of_one_waiter_count_once() -> None:
+    follower = Follower(cast(Any, Silent()))
+    group = follower.follow_all(["req-1", "req-1-1"])
+    alone = follower.follow("req-1", 0)
+    assert follower.waiting() == 2
+    group.close()
+    assert follower.waiting() == 1
+    alone.close()
+    assert follower.waiting() == 0
     follower.close()
 
 
