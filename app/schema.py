@@ -155,12 +155,11 @@ class ChatBody(_Sampled, _Streamed, Conversation):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-SomeBody = TypeVar("SomeBody", bound=SamplingFields)
 SomeModel = TypeVar("SomeModel", bound=Strict)
 
 
-def parse(kind: type[SomeBody], fields: dict[str, Any]) -> SomeBody:
-    """The typed body of a request. Raises ApiError that names the first wrong field."""
+def parse(kind: type[SomeModel], fields: dict[str, Any]) -> SomeModel:
+    """The typed body of a request for text. Raises ApiError that names the first wrong field."""
     refuse_unsupported(fields, kind.model_fields)
     return validate(kind, fields)
 
@@ -175,7 +174,9 @@ def validate(kind: type[SomeModel], fields: dict[str, Any]) -> SomeModel:
 
 def _first_problem(error: ValidationError) -> ApiError:
     first = error.errors(include_url=False, include_input=False)[0]
-    path = ".".join(str(part) for part in first["loc"] if not isinstance(part, str) or "[" not in part)
+    # Of a union the last part names the type that was tried first.
+    parts = first["loc"][:-1] if first["loc"][-1:] == ("str",) else first["loc"]
+    path = ".".join(str(part) for part in parts if not isinstance(part, str) or "[" not in part)
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "missing":
         return invalid(f"{path} is required.", path or None, code="missing_required_parameter")

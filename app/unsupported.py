@@ -8,10 +8,13 @@ from app.errors import invalid
 # With the values that change nothing.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (),
+    "audio_data": (),
     "best_of": (1,),
+    "custom_logit_processor": (),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "guided_whitespace_pattern": (),
+    "image_data": (),
     "kv_transfer_params": ({},),
     "length_penalty": (1, 1.0),
     "logits_processors": ([],),
@@ -19,12 +22,14 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "no_stop_trim": (False,),
     "prompt_embeds": (),
+    "return_hidden_states": (False,),
     "rid": (),
     "session_params": ({},),
     "stop_regex": ([], ""),
     "stream_interval": (1,),
     "suffix": ("",),
     "use_beam_search": (False,),
+    "video_data": (),
     "vllm_xargs": ({},),
     "web_search_options": (),
 }

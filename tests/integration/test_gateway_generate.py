@@ -1,0 +1,138 @@
+"""POST /generate, as SGLang's clients use it, with a scripted worker behind it."""
+
+import secrets
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from relay.request import Finish
+from relay.rooms import Rooms
+from relay.tokenizer import Tokenizer
+from tests.gateway_rig import (
+    Answering,
+    GatewayProcess,
+    ScriptedWorker,
+    cancel_all,
+    default_tokenizer,
+    words,
+)
+from tests.servers import RedisServer
+
+MODEL = f"generate-{secrets.token_hex(4)}"
+TEXT = " a small answer"
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return default_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def gateway(valkey: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    with GatewayProcess(valkey.url, MODEL, tmp_path_factory.mktemp("gateway") / "log") as running:
+        yield running
+
+
+@pytest.fixture
+def worker(valkey: RedisServer) -> Iterator[ScriptedWorker]:
+    rooms = Rooms(valkey.url, MODEL)
+    with ScriptedWorker(rooms) as worker:
+        yield worker
+    cancel_all(rooms)
+    rooms.close()
+
+
+@pytest.fixture
+def answering(worker: ScriptedWorker, tokenizer: Tokenizer) -> Iterator[Answering]:
+    with Answering(worker, words(tokenizer, TEXT, logprobs=True), Finish("stop")).running() as answering:
+        yield answering
+
+
+def ask(gateway: GatewayProcess, **body: Any) -> Any:
+    reply = gateway.call("POST", "/generate", body)
+    assert reply.status == 200, reply.raw
+    return reply.body
+
+
+def test_one_prompt_has_one_answer(
+    gateway: GatewayProcess, answering: Answering, tokenizer: Tokenizer
+) -> None:
+    how = {"max_new_tokens": 9, "temperature": 0.0, "sampling_seed": 5, "min_new_tokens": 2}
+    reply = ask(gateway, text="Hello", sampling_params=how, lora_path=None, rid="mine")
+    assert reply["text"] == TEXT
+    assert reply["output_ids"] == tokenizer.encode(TEXT)
+    about = reply["meta_info"]
+    assert about["finish_reason"] == {"type": "stop", "matched": None}
+    assert about["prompt_tokens"] == len(tokenizer.encode("Hello"))
+    assert (about["completion_tokens"], about["cached_tokens"]) == (len(reply["output_ids"]), 3)
+    assert about["e2e_latency"] > 0
+    params = answering.claimed[-1].params
+    assert (params.max_tokens, params.min_tokens, params.temperature, params.seed) == (9, 2, 0.0, 5)
+
+
+def test_defaults_are_those_of_its_clients(gateway: GatewayProcess, answering: Answering) -> None:
+    ask(gateway, input_ids=[1, 2, 3])
+    assert answering.claimed[-1].params.max_tokens == 128
+    assert answering.claimed[-1].prompt_ids == (1, 2, 3)
+
+
+@pytest.mark.parametrize("prompts", [{"text": ["a", "b"]}, {"input_ids": [[1], [2]]}, {"text": ["a"]}])
+def test_a_list_has_a_list(gateway: GatewayProcess, answering: Answering, prompts: Any) -> None:
+    replies = ask(gateway, **prompts, sampling_params={"max_new_tokens": 9})
+    (given,) = prompts.values()
+    assert [reply["text"] for reply in replies] == [TEXT] * len(given)
+
+
+def test_a_chunk_tells_all_so_far(gateway: GatewayProcess, answering: Answering) -> None:
+    stream = gateway.stream("POST", "/generate", {"text": "Hello", "stream": True})
+    *chunks, done = [event.data for event in stream.events()]
+    stream.close()
+    assert done == "[DONE]"
+    texts = [chunk["text"] for chunk in chunks]
+    assert texts[-1] == TEXT
+    assert all(later.startswith(earlier) for earlier, later in pairwise(texts))
+    counts = [chunk["meta_info"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts)
+    assert [chunk["meta_info"]["finish_reason"] for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+    assert chunks[-1]["meta_info"]["finish_reason"]["type"] == "stop"
+
+
+def test_chunks_of_a_list_have_their_place(gateway: GatewayProcess, answering: Answering) -> None:
+    stream = gateway.stream("POST", "/generate", {"text": ["a", "b"], "stream": True})
+    *chunks, _ = [event.data for event in stream.events()]
+    stream.close()
+    for index in (0, 1):
+        assert [chunk["text"] for chunk in chunks if chunk["index"] == index][-1] == TEXT
+
+
+def test_log_probabilities(gateway: GatewayProcess, answering: Answering) -> None:
+    reply = ask(gateway, text="Hello", return_logprob=True, top_logprobs_num=2)
+    about, ids = reply["meta_info"], reply["output_ids"]
+    assert [entry[:2] for entry in about["output_token_logprobs"]] == [[-0.5, i] for i in ids]
+    assert [len(top) for top in about["output_top_logprobs"]] == [2] * len(ids)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, None),
+        ({"text": "a", "input_ids": [1]}, None),
+        ({"text": 3}, "text"),
+        ({"text": "a", "sampling_params": 3}, "sampling_params"),
+        ({"text": "a", "sampling_params": {"temperature": 3}}, "temperature"),
+        ({"text": "a", "sampling_params": {"stop_regex": "x"}}, "stop_regex"),
+        ({"text": "a", "sampling_params": {"stream": True}}, "sampling_params"),
+        ({"text": "a", "logprob_start_len": 0}, "logprob_start_len"),
+        ({"text": "a", "lora_path": "x"}, "lora_path"),
+        ({"text": "a", "image_data": "x"}, "image_data"),
+    ],
+)
+def test_what_is_wrong_is_named(
+    gateway: GatewayProcess, worker: ScriptedWorker, body: Any, param: str | None
+) -> None:
+    reply = gateway.call("POST", "/generate", body)
+    assert reply.status == 400, reply.raw
+    assert reply.body["error"]["param"] == param
+    assert all(record.state.terminal for record in worker.rooms.list_requests(99)), "nothing is recorded"
