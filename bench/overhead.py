@@ -5,6 +5,7 @@ import torch
 from bench import machine
 from bench.table import show
 from kernels import load_kernels
+from relay.grammar import Grammars, regex_grammar
 from relay.sampling import SamplingParams
 from relay.settings import Settings
 from relay.tokenizer import Tokenizer
@@ -24,12 +25,16 @@ def run() -> None:
     settings = Settings.from_env()
     torch.set_num_threads(1)
     model = load_model(settings.model_path, settings.dtype, "cpu", load_kernels("auto"))
-    eos_ids = Tokenizer.load(settings.model_path).eos_ids
+    tokenizer = Tokenizer.load(settings.model_path)
+    eos_ids, grammars = tokenizer.eos_ids, Grammars(tokenizer, model.config.vocab_size)
     rows = []
     for name, params in {
         "greedy": SamplingParams(max_tokens=STEPS + 20, temperature=0.0, ignore_eos=True),
         "temperature 0.8, top-p 0.95": SamplingParams(
             max_tokens=STEPS + 20, temperature=0.8, top_p=0.95, ignore_eos=True
+        ),
+        "greedy, under a grammar": SamplingParams(
+            max_tokens=STEPS + 20, temperature=0.0, ignore_eos=True, grammar=regex_grammar("[a-zA-Z ,.]*")
         ),
     }.items():
         shape = model.config.kv_shape(BATCH * (CONTEXT_TOKENS + 2 * STEPS) // 16, 16)
@@ -37,7 +42,7 @@ def run() -> None:
         engine = Engine(
             model,
             kv,
-            Sampler(model.config.vocab_size, eos_ids),
+            Sampler(model.config.vocab_size, eos_ids, grammars=grammars),
             EngineConfig(context_tokens=2048),
             eos_ids=eos_ids,
             salt=b"",

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from relay.sampling import SamplingParams
 
+# What eight bits of a mask, the lowest first, add to eight logits: faster by far than to fill by a mask.
+_UNPACKED = np.where(np.arange(256)[:, None] >> np.arange(8) & 1, 0.0, -np.inf).astype(np.float32)
+
 
 class Limits:
     """A function of (params, output ids), like the sampling state that it is a part of."""
@@ -38,24 +41,26 @@ class Limits:
     def forbid(self, scores: Tensor) -> None:
         """Set what may not come next in `scores`, float32 [vocab], to minus infinity."""
         if self._unlisted is not None:
-            scores.masked_fill_(self._unlisted, -torch.inf)
+            scores += self._unlisted
         if banned := banned_ids(self._bad_words, list(self._last_ids)):
             scores[banned] = -torch.inf
         if self._matcher is not None:
-            scores.masked_fill_(self._against_grammar(self._matcher), -torch.inf)
+            scores += self._against_grammar(self._matcher)
 
     def _against_grammar(self, matcher: LLMatcher) -> Tensor:
-        """Bool [vocab]; all once the matcher has met an error: a token against the grammar, or a limit of its
-        own. It would allow the end of the text then, as if the answer were whole."""
-        allowed = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        """Float32 [vocab], 0 or minus infinity; that for all once the matcher has met an error: a token
+        against the grammar, or a limit of its own. It would allow the end of the text then, as if that were
+        whole."""
+        packed = np.frombuffer(matcher.compute_bitmask(), np.uint8)
         if matcher.is_error():
             return self._all_but(())
-        bits = np.unpackbits(~allowed, count=self._vocab_size, bitorder="little")
-        return torch.from_numpy(bits.view(np.bool_)).to(self._device)
+        unpacked = _UNPACKED.take(packed, axis=0).reshape(-1)[: self._vocab_size]
+        return torch.from_numpy(unpacked).to(self._device)
 
     def _all_but(self, ids: Iterable[int]) -> Tensor:
-        others = torch.ones(self._vocab_size, dtype=torch.bool, device=self._device)
-        others[[token for token in ids if token < self._vocab_size]] = False
+        """Float32 [vocab], minus infinity but for these."""
+        others = torch.full((self._vocab_size,), -torch.inf, device=self._device)
+        others[[token for token in ids if token < self._vocab_size]] = 0.0
         return others
 
 

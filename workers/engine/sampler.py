@@ -143,8 +143,7 @@ class Sampler:
         scores, token = logits, best
         if not row.state.neutral(row.position):
             scores = row.state.correct(logits, row.position)
-            top = scores.max(dim=-1)
-            peak, token = float(top.values), int(top.indices)
+            [peak], [token] = highest(scores[None])
             if not math.isfinite(peak):
                 return _NOTHING_LEFT
         if not params.greedy:
