@@ -29,7 +29,7 @@ class Draw(NamedTuple):
 def draw_rows(kernels: Kernels, scores: Tensor, peaks: Tensor, draws: Sequence[Draw]) -> Tensor:
     """Token ids int64 [n] for `scores` float32 [n, vocab] with maxima `peaks` [n].
 
-    Of each row what `sampler.kept` keeps and `sampler.draw` draws from it. A row that holds NaN gets any id.
+    The same as `host_draw.draw_on_host`, but for how sums are rounded. A row that holds NaN gets any id.
     """
     vocab = scores.shape[1]
     given = upload(torch.tensor(draws, dtype=torch.float64), scores.device)

@@ -13,8 +13,8 @@ from kernels.reference import ReferenceKernels
 from relay.grammar import Grammars
 from relay.sampling import SamplingParams
 from workers.engine.batch_draw import Draw, draw_rows, upload
+from workers.engine.host_draw import Floats, Ids, draw_on_host
 from workers.engine.messages import Sampled
-from workers.engine.philox import uniform
 from workers.engine.sampling_state import SamplingState
 
 
@@ -52,8 +52,8 @@ def _broken(peak: float) -> Unsampleable:
 
 
 class Sampler:
-    """Samples a batch. On a CPU one row at a time, so that its neighbours cannot change a row's token;
-    on a GPU together, where they can only change how sums are rounded."""
+    """Samples a batch, all rows together. On a CPU neighbours cannot change a row's token; on a GPU they can
+    change how its sums are rounded."""
 
     def __init__(
         self,
@@ -69,7 +69,6 @@ class Sampler:
         self._kernels = kernels or ReferenceKernels()
         self._eos_ids = frozenset(eos_ids)
         self._device = torch.device(device)
-        self._all_ids = torch.arange(vocab_size, device=self._device)
 
     def new_state(
         self, params: SamplingParams, prompt_ids: Sequence[int], output_ids: Sequence[int]
@@ -91,10 +90,17 @@ class Sampler:
             return []
         if logits.device.type != "cpu":
             return self.sample_together(logits, rows)
-        peaks, best = highest(logits)
+        own_peaks, ids = highest(logits.numpy())
+        peaks, scores = own_peaks, self._corrected(logits, rows)
+        if scores is not logits:
+            peaks, ids = highest(scores.numpy())
+        usable = np.isfinite(own_peaks) & np.isfinite(peaks)
+        if drawn := [i for i, row in enumerate(rows) if not row.params.greedy and usable[i]]:
+            draws = [Draw.of(rows[i].params, rows[i].position) for i in drawn]
+            ids[drawn] = draw_on_host(scores.numpy()[drawn], peaks[drawn], draws)
         return [
-            self._sample_row(logits[i], peak, token, row)
-            for i, (peak, token, row) in enumerate(zip(peaks, best, rows, strict=True))
+            self._with_logprobs(logits[i], row, _checked(float(own_peaks[i]), float(peaks[i]), int(ids[i])))
+            for i, row in enumerate(rows)
         ]
 
     def sample_together(self, logits: Tensor, rows: Sequence[SamplingRow]) -> list[Sampled | Unsampleable]:
@@ -112,11 +118,7 @@ class Sampler:
 
     def draw_together(self, logits: Tensor, rows: Sequence[SamplingRow]) -> DrawnRows:
         """Without waiting for the device, unless a row `asks_host`. A row that allows no token gets any."""
-        scores = logits
-        if corrected := [i for i, row in enumerate(rows) if not row.state.neutral(row.position)]:
-            scores = logits.clone()
-            for i in corrected:
-                scores[i] = rows[i].state.correct(logits[i], rows[i].position)
+        scores = self._corrected(logits, rows)
         peaks, ids = scores.max(dim=-1)
         if drawn := [i for i, row in enumerate(rows) if not row.params.greedy]:
             at = upload(torch.tensor(drawn), logits.device)
@@ -129,29 +131,22 @@ class Sampler:
         """What was drawn, without logprobs. `found` is that of `draw_together`, on any device."""
         return [_checked(*values) for values, _ in zip(found.tolist(), rows, strict=True)]
 
+    def _corrected(self, logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+        """`logits` themselves where no row asks for more."""
+        corrected = [i for i, row in enumerate(rows) if not row.state.neutral(row.position)]
+        if not corrected:
+            return logits
+        scores = logits.clone()
+        for i in corrected:
+            scores[i] = rows[i].state.correct(logits[i], rows[i].position)
+        return scores
+
     def _with_logprobs(
         self, logits: Tensor, row: SamplingRow, choice: Sampled | Unsampleable
     ) -> Sampled | Unsampleable:
         if row.params.logprobs is None or isinstance(choice, Unsampleable):
             return choice
         return Sampled(choice.token_id, token_logprobs(logits, choice.token_id, row.params.logprobs))
-
-    def _sample_row(self, logits: Tensor, peak: float, best: int, row: SamplingRow) -> Sampled | Unsampleable:
-        params = row.params
-        if not math.isfinite(peak):
-            return _broken(peak)
-        scores, token = logits, best
-        if not row.state.neutral(row.position):
-            scores = row.state.correct(logits, row.position)
-            [peak], [token] = highest(scores[None])
-            if not math.isfinite(peak):
-                return _NOTHING_LEFT
-        if not params.greedy:
-            ids, weights = kept(self._all_ids, scores, peak, params)
-            token = int(ids[draw(weights, uniform(params.seed, row.position))])
-        if params.logprobs is None:
-            return Sampled(token)
-        return Sampled(token, token_logprobs(logits, token, params.logprobs))
 
 
 def _checked(own_peak: float, peak: float, token: float) -> Sampled | Unsampleable:
@@ -160,49 +155,13 @@ def _checked(own_peak: float, peak: float, token: float) -> Sampled | Unsampleab
     return Sampled(int(token)) if math.isfinite(peak) else _NOTHING_LEFT
 
 
-def highest(logits: Tensor) -> tuple[list[float], list[int]]:
-    """On a CPU, the highest logit of each row and its id: the lowest of equal ones; NaN when the row holds
-    one."""
-    rows = logits.numpy()  # its search is ten times as fast as torch's on a CPU
-    best = rows.argmax(axis=-1)
-    return rows[np.arange(len(rows)), best].tolist(), best.tolist()
+def highest(rows: Floats) -> tuple[Floats, Ids]:
+    """The highest of each row, and its index: the lowest of equal ones; NaN when the row holds one.
 
-
-def kept(ids: Tensor, scores: Tensor, peak: float, params: SamplingParams) -> tuple[Tensor, Tensor]:
-    """The ids and weights that top-k, then top-p (of what top-k kept), then min-p leave, in the given order.
-
-    `ids` int64 [n], `scores` float32 [n] with `peak` as their maximum. The weights are proportional to the
-    probabilities at `temperature`; the heaviest is 1. Each filter is a lowest weight, so of equally likely
-    tokens all stay or none. top-p: Holtzman et al., "The Curious Case of Neural Text Degeneration", 2020;
-    min-p: Nguyen et al., "Turning Up the Heat", 2025.
+    On a CPU ten times as fast as torch's.
     """
-    if 0 < params.top_k < len(ids):
-        lowest = float(scores.topk(params.top_k).values[-1])
-        ids, scores = _at_least(ids, scores, lowest)
-    weights = (scores - peak).div_(params.temperature).exp_()
-    if params.top_p < 1.0:
-        mass = float(weights.sum(dtype=torch.float64))
-        # All tokens lighter than this together weigh less than what top-p cuts off, so they need no sorting.
-        ids, weights = _at_least(ids, weights, (1.0 - params.top_p) * mass / len(ids))
-        ids, weights = _at_least(ids, weights, nucleus_floor(weights, params.top_p * mass))
-    if params.min_p > 0.0:
-        ids, weights = _at_least(ids, weights, params.min_p)
-    return ids, weights
-
-
-def nucleus_floor(weights: Tensor, mass: float) -> float:
-    """The largest weight that reaches `mass` together with all heavier ones; the smallest if none does."""
-    ascending = np.sort(weights.cpu().numpy())  # torch sorts indices too, which takes many times as long
-    cumulated = ascending[::-1].cumsum(dtype=np.float64)
-    reached = min(int(cumulated.searchsorted(mass)), len(ascending) - 1)
-    return float(ascending[len(ascending) - 1 - reached])
-
-
-def draw(weights: Tensor, u: float) -> int:
-    """The index whose share of the cumulated weight holds `u` in [0, 1): inverse transform sampling."""
-    cumulated = weights.cumsum(0, dtype=torch.float64)
-    target = cumulated[-1] * u
-    return int(torch.searchsorted(cumulated, target, right=True))
+    best = rows.argmax(axis=-1)
+    return rows[np.arange(len(rows)), best], best
 
 
 def token_logprobs(logits: Tensor, token: int, alternatives: int) -> list[list[float]]:
@@ -215,8 +174,3 @@ def token_logprobs(logits: Tensor, token: int, alternatives: int) -> list[list[f
     top = logprobs.topk(min(alternatives, len(logprobs)))
     pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
     return chosen + sorted(([i, value] for i, value in pairs), key=lambda pair: (-pair[1], pair[0]))
-
-
-def _at_least(ids: Tensor, values: Tensor, lowest: float) -> tuple[Tensor, Tensor]:
-    chosen = (values >= lowest).nonzero().squeeze(1)
-    return ids[chosen], values[chosen]
