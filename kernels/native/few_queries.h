@@ -120,7 +120,9 @@ struct FewQueries {
         finish(job, head, memory, heads, each);
     }
 
-    static int end_of(const Attention& job, int key) { return job.last_key - key < kBlock ? job.last_key : key + kBlock; }
+    static int end_of(const Attention& job, int key) {
+        return job.last_key - key < kBlock ? job.last_key : key + kBlock;
+    }
 
     // The block from `key` on or, after the last one, the next job's first.
     static ReadAhead ahead_of(const Attention& job, int key, int operations) {
