@@ -24,8 +24,8 @@ from workers.transfer.transport import PeerLost, Table, Transport, TransportErro
 log = logging.getLogger(__name__)
 
 SEND_POLL_S = 0.001
-RECEIVE_POLL_S = 0.002
-WAIT_POLL_S = 0.01  # beside compute, which wants the core
+RECEIVE_POLL_S = 0.004
+WAIT_POLL_S = 0.05  # compute wants the core, and tells when there is more
 STOP_S = 5.0
 
 
