@@ -68,7 +68,7 @@ def _program(command: list[str]) -> str:
     for word in ("gunicorn", "flower", "valkey"):
         if any(word in part for part in command):
             return word
-    return command[0]
+    return Path(command[0]).name
 
 
 def free_port() -> int:

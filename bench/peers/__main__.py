@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
             for clients in options.clients:
                 comparison.load(clients, repetition, options.prompt_tokens, options.output_tokens)
             if options.steady_s:
-                steady = Steady(options.steady_s, options.long_tokens, options.every_s, seed=repetition)
+                steady = Steady(options.steady_s, options.long_tokens, options.every_s, seed=-1 - repetition)
                 comparison.steady(repetition, steady)
     report(results.turns)
     if options.plot is not None:
