@@ -7,6 +7,7 @@ from typing import Any
 
 import openai
 import pytest
+from pydantic import BaseModel
 
 from relay.request import Finish, State, Token
 from relay.rooms import Rooms
@@ -383,6 +384,37 @@ def test_a_call_of_a_tool_and_what_it_gave(
         asked = prompt(answering, tokenizer)
     places = [asked.index(text) for text in ("How is Rome?", "I look.", '"Rome"', "It rains.")]
     assert places == sorted(places)
+
+
+def test_output_may_come_back_as_input(
+    client: openai.OpenAI, worker: ScriptedWorker, tokenizer: Tokenizer
+) -> None:
+    """As clients do that keep the conversation themselves."""
+    ask: Any = {"model": MODEL, "tools": [WEATHER], "store": False}
+    with Answering(worker, words(tokenizer, f"I look. {CALL}"), Finish("stop")).running() as answering:
+        first = client.responses.create(**ask, input="How is Rome?")
+        call: Any = first.output[-1]
+        result = {"type": "function_call_output", "call_id": call.call_id, "output": "It rains."}
+        history: Any = [{"role": "user", "content": "How is Rome?"}, *first.output, result]
+        client.responses.create(**ask, input=history)
+        asked = prompt(answering, tokenizer)
+    places = [asked.index(text) for text in ("How is Rome?", "I look.", '"Rome"', "It rains.")]
+    assert places == sorted(places)
+
+
+class Place(BaseModel):
+    city: str
+    people: int
+
+
+def test_an_answer_in_the_form_of_a_model(
+    client: openai.OpenAI, worker: ScriptedWorker, tokenizer: Tokenizer
+) -> None:
+    answer = '{"city": "Rome", "people": 3}'
+    with Answering(worker, words(tokenizer, answer), Finish("stop")).running() as answering:
+        response = client.responses.parse(model=MODEL, input="Where?", text_format=Place)
+        assert answering.claimed[-1].params.grammar
+    assert response.output_parsed == Place(city="Rome", people=3)
 
 
 def test_a_demanded_call_is_forced(gateway: GatewayProcess, answering: Answering) -> None:
