@@ -11,17 +11,22 @@ from app.service import service
 
 # What a load balancer, Prometheus or a reader of the documentation asks for. None of it tells of a request.
 OPEN = frozenset({"/health", "/ready", "/ping", "/metrics", "/version", "/openapi.json", "/docs"})
+_OPEN_FOLDER = "/docs/"
 
 
 def identify() -> None:
     """Raises ApiError (401) unless the caller is known or the path is open to all."""
     line = current_line()
     found = Caller(line.owner) if line else service().keys.caller(_secret())
-    if found is None and request.path not in OPEN and request.method != "OPTIONS":
+    if found is None and not _is_open(request.path) and request.method != "OPTIONS":
         raise ApiError(
             401, "A valid API key is needed: send it as Authorization: Bearer <key>.", code="invalid_api_key"
         )
     g.caller = found
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN or path.startswith(_OPEN_FOLDER)
 
 
 def caller() -> Caller:

@@ -25,6 +25,7 @@ from app import (
     info,
     metrics,
     models,
+    openapi,
     requests,
     responses,
     tokenization,
@@ -63,6 +64,7 @@ RESOURCES = (
     cache,
     health,
     metrics,
+    openapi,
 )
 _PROBE_TIMEOUT_S = 0.2
 _TRACE = re.compile(r"[\x21-\x7e]{1,128}")
@@ -93,6 +95,7 @@ def _service(settings: Settings, ring: Callable[[Ring], object]) -> Service:
     card = read_model_card(settings.model_path)
     tokenizer = Tokenizer.load(settings.model_path)
     rooms = Rooms(settings.redis_url, settings.model_name, settings.result_ttl_s * 1000)
+    all_batches = Batches(rooms.redis, rooms.root)
     follower = Follower(TokenReader(settings.redis_url, settings.model_name))
     return Service(
         settings=settings,
@@ -104,11 +107,11 @@ def _service(settings: Settings, ring: Callable[[Ring], object]) -> Service:
         rooms=rooms,
         tokens=TokenReader(settings.redis_url, settings.model_name),
         follower=follower,
-        meters=Meters(rooms, follower),
+        meters=Meters(rooms, all_batches, follower),
         keys=KeyRing.from_settings(settings),
         storage=Storage(settings),
         files=Files(rooms.redis, rooms.root),
-        batches=Batches(rooms.redis, rooms.root),
+        batches=all_batches,
         responses=Responses(rooms.redis, rooms.root),
         probe=_probe(settings.redis_url),
         ring=ring,

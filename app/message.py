@@ -8,6 +8,11 @@ from pydantic import BeforeValidator, Field, model_validator
 from app.strict import Strict
 
 
+class TextPart(Strict):
+    type: Literal["text"]
+    text: str
+
+
 def _check_content(value: Any) -> str:
     if isinstance(value, str):
         return value
@@ -34,7 +39,9 @@ def _check_arguments(value: Any) -> Any:
 
 class CalledFunction(Strict):
     name: str
-    arguments: Annotated[dict[str, Any], BeforeValidator(_check_arguments)] = Field(default_factory=dict)
+    arguments: Annotated[
+        dict[str, Any], BeforeValidator(_check_arguments, json_schema_input_type=str | dict[str, Any])
+    ] = Field(default_factory=dict)
 
 
 class ToolCall(Strict):
@@ -47,7 +54,9 @@ class ToolCall(Strict):
 
 class Message(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    text: Annotated[str, BeforeValidator(_check_content)] = Field(alias="content")
+    text: Annotated[str, BeforeValidator(_check_content, json_schema_input_type=str | list[TextPart])] = (
+        Field(alias="content")
+    )
     name: str | None = None
     tool_calls: list[ToolCall] = Field(default_factory=list)
     tool_call_id: str | None = None

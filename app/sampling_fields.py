@@ -38,9 +38,11 @@ def _is_token_id(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) < 10
 
 
-Stops = Annotated[list[str], BeforeValidator(_check_stop)]
+Stops = Annotated[list[str], BeforeValidator(_check_stop, json_schema_input_type=str | list[str])]
 Bias = Annotated[float, Field(ge=-100, le=100)]
-LogitBias = Annotated[dict[int, Bias], BeforeValidator(_check_logit_bias)]
+LogitBias = Annotated[
+    dict[int, Bias], BeforeValidator(_check_logit_bias, json_schema_input_type=dict[str, Bias])
+]
 Word = Annotated[str, Field(min_length=1, max_length=256)]
 
 

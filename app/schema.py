@@ -54,7 +54,9 @@ class _CountedLogprobs(SamplingFields):
 class NativeBody(_CountedLogprobs, _Sampled, Conversation):
     """`POST /v1/requests`."""
 
-    prompt: Annotated[Prompt, BeforeValidator(_check_prompt)] | None = None
+    prompt: (
+        Annotated[Prompt, BeforeValidator(_check_prompt, json_schema_input_type=Prompt | list[Prompt])] | None
+    ) = None
     messages: list[Message] = Field(default_factory=list)
 
     @model_validator(mode="after")
@@ -88,7 +90,9 @@ class _Streamed(SamplingFields):
 class CompletionBody(_CountedLogprobs, _Sampled, _Streamed):
     """`POST /v1/completions`. Of `best_of` samples the `n` of the highest mean log probability are shown."""
 
-    prompts: Annotated[list[Prompt], BeforeValidator(_check_prompts)] = Field(alias="prompt")
+    prompts: Annotated[
+        list[Prompt], BeforeValidator(_check_prompts, json_schema_input_type=Prompt | list[Prompt])
+    ] = Field(alias="prompt")
     best_of: int | None = Field(None, ge=1, le=MAX_SAMPLES)
     max_tokens: int | None = Field(None, ge=0, lt=1 << 31)
     echo: bool = False

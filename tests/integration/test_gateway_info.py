@@ -91,3 +91,14 @@ def test_only_an_admin_flushes(app: Flask) -> None:
     for path in ("/flush_cache", "/reset_prefix_cache"):
         status, reply = call(app, "POST", path)
         assert (status, reply["error"]["code"]) == (403, "admin_only")
+
+
+def test_the_document_and_its_page_need_no_key(app: Flask) -> None:
+    client = app.test_client()
+    assert client.get("/openapi.json").get_json()["openapi"] == "3.1.0"
+    page = client.get("/docs", follow_redirects=True)
+    assert page.status_code == 200
+    assert b"swagger-ui" in page.data
+    assert b"openapi.json" in client.get("/docs/swagger-initializer.js").data
+    assert client.get("/docs/swagger-ui-bundle.js").status_code == 200
+    assert client.get("/docs/nothing.js").status_code == 404
