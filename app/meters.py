@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector
 from redis.exceptions import RedisError
 
 from app.follow import Follower
+from relay.batches import Batches
 from relay.request import Leg
 from relay.rooms import Rooms
 
@@ -20,7 +21,7 @@ _WHOLE_S = (0.1, 0.5, 1, 2, 5, 10, 30, 60, 300, 1800)
 class Meters:
     """What one gateway counts. Latencies are those of requests that it streamed or waited for."""
 
-    def __init__(self, rooms: Rooms, follower: Follower) -> None:
+    def __init__(self, rooms: Rooms, batches: Batches, follower: Follower) -> None:
         self.registry = CollectorRegistry()
         self.http_requests = Counter(
             "kvrelay_http_requests", "HTTP requests", ["route", "status"], registry=self.registry
@@ -62,6 +63,28 @@ class Meters:
         watched = Gauge("kvrelay_followed_streams", "Streams and polls that wait", registry=self.registry)
         watched.set_function(follower.waiting)
         self.registry.register(_Workers(rooms))
+        self.registry.register(_OpenBatches(batches))
+
+
+class _OpenBatches(Collector):
+    """Gauges of what waits overnight, read when scraped; none while Redis is away."""
+
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
+
+    def collect(self) -> Iterator[Metric]:
+        try:
+            found = self._batches.open()
+        except RedisError:
+            return
+        open_batches = GaugeMetricFamily(
+            "kvrelay_open_batches", "Batches that have not ended", labels=["status"]
+        )
+        for status, count in Tally(batch.status for batch in found).items():
+            open_batches.add_metric([status], count)
+        yield open_batches
+        left = sum((batch.total or 0) - batch.completed - batch.failed for batch in found)
+        yield GaugeMetricFamily("kvrelay_batch_lines_left", "Lines of batches without a result", value=left)
 
 
 class _Workers(Collector):

@@ -82,11 +82,11 @@ local function list(keys, args)
   return found
 end
 
--- -> the input file of each batch that has not ended
-local function inputs(keys)
+-- -> the batches that have not ended
+local function open(keys)
   local c = enter(keys)
   local found = {}
-  for i, id in ipairs(redis.call('ZRANGE', key(c, 'open_batches'), 0, -1)) do found[i] = get(c, id, 'input_file_id') end
+  for i, id in ipairs(redis.call('ZRANGE', key(c, 'open_batches'), 0, -1)) do found[i] = whole(c, id) end
   return found
 end
 
@@ -271,7 +271,7 @@ local FUNCTIONS = {
   { 'swept', swept, MOVES },
   { 'find', find, READS },
   { 'list', list, READS },
-  { 'inputs', inputs, READS },
+  { 'open', open, READS },
   { 'done', done, READS },
   { 'pending', pending, READS },
   { 'parts', parts, READS },

@@ -144,9 +144,13 @@ class Batches:
         """Newest first."""
         return [batch for batch in map(_batch, self._functions.call("list", owner)) if batch]
 
+    def open(self) -> list[Batch]:
+        """All that have not ended."""
+        return [batch for batch in map(_batch, self._functions.call("open")) if batch]
+
     def inputs(self) -> set[str]:
         """The input files of all batches that have not ended."""
-        return {file_id.decode() for file_id in self._functions.call("inputs")}
+        return {batch.input_file_id for batch in self.open()}
 
     def cancel(self, batch_id: str) -> Batch | None:
         """No new line is begun. A batch whose files are being made, or that has ended, stays as it is."""
