@@ -133,16 +133,20 @@ struct Gemm {
     }
 
     // Compute `count` panels (one, or `panels`) for all `row_count` rows of x; call `done(panel, row, sums)` with
-    // each 16 results.
-    template <class Done>
+    // each 16 results, and `fetch(panel, row)` some time before.
+    template <class Fetch, class Done>
     static void compute(
-        const char* const* panel, int count, const In* x, int64_t stride, int row_count, int depth, Done done
+        const char* const* panel, int count, const In* x, int64_t stride, int row_count, int depth, Fetch fetch,
+        Done done
     ) {
         alignas(64) float out[panels * rows * kPanel];
         // Blocks of nearly equal size: 16 rows are twice 8, not 14 and 2.
         const int blocks = (row_count + rows - 1) / rows;
         for (int block = 0, row = 0; block < blocks; ++block) {
             const int height = (row_count - row + blocks - block - 1) / (blocks - block);
+            for (int p = 0; p < count; ++p) {
+                for (int i = 0; i < height; ++i) fetch(p, row + i);
+            }
             tile_of(count, height)(panel, x + row * stride, stride, depth, out, height * kPanel);
             for (int p = 0; p < count; ++p) {
                 for (int i = 0; i < height; ++i) done(p, row + i, out + (p * height + i) * kPanel);
@@ -178,25 +182,33 @@ struct Gemm {
     static void plain(const Product& job, const In* x, int first_row, int row_count, PanelOf panel_of) {
         const PackedMatrix& matrix = *job.matrix;
         const int section = (job.last - job.first) / panels;
+        const auto run = [&](const char* const* panel, int count, int first) {
+            compute(
+                panel, count, x, matrix.depth, row_count, matrix.depth,
+                [&](int p, int row) {
+                    if (job.add) __builtin_prefetch(place(job, first_row + row, first + p * section), 1);
+                },
+                [&](int p, int row, float* sums) { finish(job, first_row + row, first + p * section, sums); });
+        };
         for (int i = 0; i < section; ++i) {
             const char* panel[panels];
             for (int p = 0; p < panels; ++p) panel[p] = panel_of(matrix, job.first + p * section + i, p);
-            compute(panel, panels, x, matrix.depth, row_count, matrix.depth, [&](int p, int row, float* sums) {
-                finish(job, first_row + row, job.first + p * section + i, sums);
-            });
+            run(panel, panels, job.first + i);
         }
         for (int i = job.first + panels * section; i < job.last; ++i) {
             const char* panel = panel_of(matrix, i, 0);
-            compute(&panel, 1, x, matrix.depth, row_count, matrix.depth, [&](int, int row, float* sums) {
-                finish(job, first_row + row, i, sums);
-            });
+            run(&panel, 1, i);
         }
+    }
+
+    static float* place(const Product& job, int row, int panel) {
+        return static_cast<float*>(job.out) + row * job.out_stride + panel * kPanel;
     }
 
     static void finish(const Product& job, int row, int panel, const float* sums) {
         const int at = panel * kPanel;
         const int left = job.matrix->outputs - at;
-        float* out = static_cast<float*>(job.out) + row * job.out_stride + at;
+        float* out = place(job, row, panel);
         if (left < kPanel) {
             for (int i = 0; i < left; ++i) {
                 out[i] = sums[i] + (job.bias ? job.bias[at + i] : 0.0f) + (job.add ? out[i] : 0.0f);
