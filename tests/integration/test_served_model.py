@@ -18,6 +18,7 @@ from relay.request import State
 from relay.tokenizer import Tokenizer
 from tests.gateway_rig import GatewayProcess
 from tests.models import default_model_in_transformers
+from tests.processes import until
 from tests.relay_rig import Relay
 from tests.servers import RedisServer
 
@@ -342,7 +343,7 @@ def test_prompt_logprobs_of_a_chat_and_of_a_poll(client: openai.OpenAI, gateway:
 def test_log_probabilities_outlive_their_prefill_worker(
     relay: Relay, gateway: GatewayProcess, tokenizer: Tokenizer
 ) -> None:
-    ids = (tokenizer.encode(STORY) * 20)[:1500]
+    ids = (tokenizer.encode(STORY) * 20)[:600]
 
     def told(doomed: bool) -> list[float]:
         sent = {"prompt": ids, "max_tokens": 1, "prompt_logprobs": 0}
@@ -356,7 +357,8 @@ def test_log_probabilities_outlive_their_prefill_worker(
             worker.end()
             assert relay.rooms.scores(accepted["id"]) is None
             relay.start("prefill")
-        answer = gateway.call("GET", f"{accepted['links']['self']}?wait=60").body
+        until(lambda: relay.record(accepted["id"]).state.terminal, "it ends", deadline_s=120)
+        answer = gateway.call("GET", accepted["links"]["self"]).body
         assert (answer["status"], answer["ledger"]["attempts"] > 1) == ("finished", doomed)
         return [entry[0][1] for entry in answer["prompt_logprobs"][1:]]
 
