@@ -33,14 +33,28 @@ class JsonSchema(Strict):
 
 
 class ResponseFormat(Strict):
+    """A schema may also stand in it without a name, as clients of llama.cpp send it."""
+
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    unnamed: dict[str, Any] | None = Field(None, alias="schema")
 
     @model_validator(mode="after")
     def _schema_where_it_belongs(self) -> "ResponseFormat":
-        if (self.type == "json_schema") != (self.json_schema is not None):
-            raise ValueError("json_schema goes with type json_schema, and only with it")
+        if self.json_schema is not None and self.type != "json_schema":
+            raise ValueError("json_schema goes with type json_schema only")
+        if self.unnamed is not None and (self.type == "text" or self.json_schema is not None):
+            raise ValueError("schema goes with type json_object, or json_schema without another")
+        if self.type == "json_schema" and self.wanted is None:
+            raise ValueError("type json_schema needs json_schema")
         return self
+
+    @property
+    def wanted(self) -> dict[str, Any] | None:
+        """The schema of the answer; None: any text."""
+        if self.json_schema is not None:
+            return self.json_schema.body
+        return _ANY_OBJECT if self.unnamed is None and self.type == "json_object" else self.unnamed
 
 
 class StructuredOutputs(Strict):
@@ -103,10 +117,7 @@ class Structure(Strict):
 
     def _of_format(self) -> list[Wanted | None]:
         form = self.response_format
-        if form is None or form.type == "text":
-            return []
-        schema = form.json_schema.body if form.json_schema is not None else _ANY_OBJECT
-        return [_json("response_format", schema)]
+        return [] if form is None else [_json("response_format", form.wanted)]
 
     def _structured(self) -> list[Wanted | None]:
         given = self.structured_outputs

@@ -42,6 +42,9 @@ def grammar(fields: dict[str, Any], kind: type[Any] = CompletionBody) -> str | N
             {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
             json_grammar(SCHEMA),
         ),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, json_grammar(SCHEMA)),
+        ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, json_grammar(SCHEMA)),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}}, json_grammar({})),
         ({"structured_outputs": {"json": SCHEMA}}, json_grammar(SCHEMA)),
         ({"structured_outputs": {"json": TEXT}}, json_grammar(SCHEMA)),
         ({"structured_outputs": {"json_object": True}}, json_grammar({"type": "object"})),
@@ -65,7 +68,13 @@ def test_every_spelling_makes_its_grammar(kind: type[Any], fields: dict[str, Any
     ("fields", "param", "told"),
     [
         ({"response_format": {"type": "xml"}}, "response_format.type", "'json_schema'"),
-        ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema goes with"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "needs json_schema"),
+        ({"response_format": {"type": "text", "schema": {}}}, "response_format", "schema goes with"),
+        (
+            {"response_format": {"type": "json_object", "json_schema": {"schema": {}}}},
+            "response_format",
+            "json_schema goes with",
+        ),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
             "response_format.json_schema.schema",

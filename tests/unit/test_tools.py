@@ -5,6 +5,7 @@ from functools import lru_cache
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 
 from app.errors import ApiError
@@ -331,3 +332,19 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:
         grammar(**fields)
     assert caught.value.status == 400
     assert (caught.value.param or "").startswith(param)
+
+
+def test_a_special_start_mark_stays_in_the_text() -> None:
+    """What begins a call must be seen, or none would be found."""
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={"</s>": 0, "[TOOL_CALLS]": 1}, merges=[]))
+    backend.add_special_tokens(["</s>", "[TOOL_CALLS]"])
+    source = "{{ tools }}[TOOL_CALLS]"
+    mistral = Tokenizer(backend, special_tokens={}, eos_ids={0}, chat_template=source)
+
+    def skips(**fields: Any) -> bool:
+        return chat(**fields).params(10, 1, mistral, Grammars(mistral, 2)).skip_special_tokens
+
+    assert not skips(tools=TOOLS)
+    assert skips()
+    assert skips(tools=TOOLS, tool_choice="none")
+    assert not skips(skip_special_tokens=False)
