@@ -18,7 +18,7 @@ from app.prompt import prompt_of_conversation, prompt_of_text
 from app.schema import NativeBody, parse
 from app.service import Service, service
 from app.sse import PING, event_stream, frame
-from app.submit import current_body, submit_all
+from app.submit import current_body, ring_all, submit_all
 from app.view import end_view, finite, links, record_view, token_view
 from relay.request import Record, Token
 from relay.tokens import End
@@ -85,7 +85,8 @@ def show(request_id: str) -> Response:
 def cancel(request_id: str) -> Response:
     s = service()
     _find(s, request_id)
-    record = s.rooms.cancel(request_id)
+    record, rings = s.rooms.cancel(request_id)
+    ring_all(s, rings)
     if record is None:
         raise unknown_request(request_id)
     return jsonify(record_view(record, s.model))

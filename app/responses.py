@@ -91,7 +91,7 @@ def cancel(response_id: str) -> Response:
         raise invalid(
             "Only a response in background can be cancelled: leave this one instead.", "response_id"
         )
-    record = s.rooms.cancel(stored.request_id)
+    record = s.rooms.cancel(stored.request_id).record
     if record is None:
         raise _unknown(response_id)
     return jsonify(_object(s, stored, record))

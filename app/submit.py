@@ -131,8 +131,7 @@ def submit_all(
         )
     if submitted.outcome is SubmitOutcome.LIMITED:
         raise _limited(submitted.early_ms)
-    for bell in submitted.rings:
-        _ring(service, bell)
+    ring_all(service, submitted.rings)
     replayed = submitted.outcome is SubmitOutcome.DUPLICATE
     service.meters.submitted.labels(kind, "replayed" if replayed else "accepted").inc()
     if not replayed:
@@ -184,12 +183,13 @@ def _refuse_too_many(service: Service, accepted: Accepted) -> None:
         )
 
 
-def _ring(service: Service, bell: Ring) -> None:
-    """The record holds already: a bell that cannot be rung now is rung again by the reaper."""
-    try:
-        service.ring(bell)
-    except Exception as error:
-        event(log, "ring_failed", logging.WARNING, request=bell.request_id, leg=bell.leg, error=error)
+def ring_all(service: Service, bells: Sequence[Ring]) -> None:
+    """The records hold already: a bell that cannot be rung now is rung again by the reaper."""
+    for bell in bells:
+        try:
+            service.ring(bell)
+        except Exception as error:
+            event(log, "ring_failed", logging.WARNING, request=bell.request_id, leg=bell.leg, error=error)
 
 
 def _accepted_before(service: Service, key: str, body_hash: str) -> str | None:

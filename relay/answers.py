@@ -5,7 +5,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from relay.prompt_logprobs import PromptLogprobs
-from relay.request import Claimed, Finish, Hold, Ring, State, Token
+from relay.request import Claimed, Finish, Hold, Record, Ring, State, Token
 
 
 class SubmitOutcome(StrEnum):
@@ -28,6 +28,13 @@ class Submitted(NamedTuple):
     request_id: str
     rings: list[Ring]
     early_ms: int = 0
+
+
+class Cancelled(NamedTuple):
+    """`record` None: no such request. `rings` for the forks that its end sets free."""
+
+    record: Record | None
+    rings: list[Ring]
 
 
 class RoomState(StrEnum):

@@ -424,14 +424,14 @@ local function submit(keys, args)
   return { 'new', first, c.rings, 0 }
 end
 
--- id, id... -> the record of the first, empty if there is none
+-- id, id... -> the record of the first, empty if there is none; rings
 local function cancel(keys, args)
   local c = enter(keys)
   for i = #args, 1, -1 do  -- forks come after their leader, whose end would set them free
     local r = read(c, args[i])
     if r and not TERMINAL[r.state] then end_request(c, r, 'cancelled', {}) end
   end
-  return redis.call('HGETALL', key(c, 'req', args[1]))
+  return { redis.call('HGETALL', key(c, 'req', args[1])), c.rings }
 end
 
 -- id -> the record, empty if there is none

@@ -12,6 +12,7 @@ from typing import Any
 from redis.exceptions import OutOfMemoryError
 
 from relay.answers import (
+    Cancelled,
     Claim,
     Emission,
     EmitOutcome,
@@ -85,10 +86,11 @@ class Rooms:
         known = self._functions.call("earlier", idempotency_key)
         return (known[0].decode(), known[1].decode()) if known else None
 
-    def cancel(self, request_id: str, *others: str) -> Record | None:
+    def cancel(self, request_id: str, *others: str) -> Cancelled:
         """Cancel wherever the request is, and the others of its group if they are named. A request that has
-        ended stays as it is. None: no such request."""
-        return _record(request_id, self._functions.call("cancel", request_id, *others))
+        ended stays as it is."""
+        fields, rings = self._functions.call("cancel", request_id, *others)
+        return Cancelled(_record(request_id, fields), _rings(rings))
 
     def record(self, request_id: str) -> Record | None:
         return _record(request_id, self._functions.call("record", request_id))

@@ -245,7 +245,7 @@ def test_terminate_in_flower_cancels_the_request(pair: Relay, words: Words) -> N
 
 
 def cancelled(pair: Relay, request_id: str) -> None:
-    record = pair.rooms.cancel(request_id)
+    record = pair.rooms.cancel(request_id).record
     assert record is not None
     assert record.state is State.CANCELLED
     until(pair.free, "every page is free or cached", 1.0)
@@ -273,7 +273,7 @@ def test_cancel_while_it_waits_for_a_decode_worker(pair: Relay, words: Words) ->
         request_id = pair.submit(words(20, seed=52))
         pair.reaches(request_id, lambda record: record.state is State.PREFILL, "it is claimed")
         until(lambda: pair.rooms.waiting(Leg.DECODE).legs == 1, "its decode leg waits")
-        assert pair.rooms.cancel(request_id)
+        assert pair.rooms.cancel(request_id).record
     finally:
         decode.send(signal.SIGCONT)
     until(pair.free, "every page is free or cached")

@@ -169,10 +169,10 @@ def _unlisted(s: Scene, hold: Hold) -> tuple[Any, list[Ring]]:
 
 def _cancel(s: Scene) -> tuple[Any, list[Ring]]:
     before = s.rooms.record(s.id)
-    after = s.rooms.cancel(s.id)
+    after, rings = s.rooms.cancel(s.id)
     assert before
     assert after == s.rooms.record(s.id)
-    return not before.state.terminal, []
+    return not before.state.terminal, rings
 
 
 def _deadline(s: Scene) -> tuple[Any, list[Ring]]:
@@ -281,7 +281,7 @@ def test_a_request_nobody_knows_is_stale(scene: Scene, event: str) -> None:
     answer, rings = EVENTS[event](scene)
     assert (answer, rings) == (False, [])
     assert scene.emit(0, 1) is EmitOutcome.STALE
-    assert scene.rooms.cancel(scene.id) is None
+    assert scene.rooms.cancel(scene.id) == (None, [])
     assert scene.rooms.record(scene.id) is None
     assert scene.view() is None
 

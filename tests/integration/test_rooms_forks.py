@@ -96,7 +96,7 @@ def test_forks_wait_until_their_leader_cannot_share(scene: Scene, event: str, pl
         return
     assert waiting(scene) == []
     assert queued(scene) == fork_ids(scene)
-    if event not in ("cancel", "finish"):  # whose callers are told otherwise, or by the reaper
+    if event != "finish":  # whose caller is told otherwise
         assert rings[-2:] == [Ring(Leg.PREFILL, fork, 3) for fork in fork_ids(scene)]
 
 
@@ -171,7 +171,7 @@ def test_a_claimed_fork_is_as_any_request_of_a_unified_worker(scene: Scene, othe
     of_queue = {"p_queued", "p_rung"}
     assert fields(scene, first.hold.request_id).keys() == fields(scene, other.id).keys() - of_queue
 
-    assert scene.rooms.cancel(scene.id), "its leader is of no concern to it any more"
+    assert scene.rooms.cancel(scene.id).record, "its leader is of no concern to it any more"
     emission = Emission(first.hold, 0, tokens(0, 2), Finish("length"), PREFILLED)
     assert scene.rooms.emit([emission])[0].outcome is EmitOutcome.DONE
     record = scene.rooms.record(first.hold.request_id)
@@ -201,10 +201,10 @@ def test_a_waiting_fork_is_not_claimed_from_a_queue(scene: Scene, leg: Leg) -> N
 def test_a_waiting_fork_is_cancelled_alone(scene: Scene, place: str) -> None:
     scene.reach(place)
     first, second = fork_ids(scene)
-    record = scene.rooms.cancel(first)
+    record = scene.rooms.cancel(first).record
     assert record
     assert record.state is State.CANCELLED
-    assert scene.rooms.cancel(first) == record
+    assert scene.rooms.cancel(first) == (record, [])
     assert waiting(scene) == [second]
     check_integrity(scene.rooms)
     if place in SHARING:
@@ -214,7 +214,8 @@ def test_a_waiting_fork_is_cancelled_alone(scene: Scene, place: str) -> None:
 
 def test_a_group_is_cancelled_in_one_step(scene: Scene) -> None:
     scene.reach("decode")
-    record = scene.rooms.cancel(scene.id, *fork_ids(scene))
+    record, rings = scene.rooms.cancel(scene.id, *fork_ids(scene))
+    assert rings == []
     assert record
     assert record.request_id == scene.id
     assert states(scene) == ["cancelled", "cancelled"]

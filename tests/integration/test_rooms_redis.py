@@ -97,7 +97,7 @@ def test_a_full_server_takes_no_new_request_but_ends_the_open_ones(
     rooms.settle(1, "D")
     rooms.reap(0, 3)
     for s in scenes.values():
-        record = rooms.cancel(s.id)
+        record = rooms.cancel(s.id).record
         assert record
         assert record.state.terminal
     check_integrity(rooms)

@@ -136,7 +136,7 @@ def test_cancel_or_finish_but_never_both(rooms: Rooms) -> None:
     def cancel() -> None:
         for hold in holds:
             barrier.wait()
-            record = rooms.cancel(hold.request_id)
+            record = rooms.cancel(hold.request_id).record
             cancelled[hold.request_id] = record is not None and record.state is State.CANCELLED
 
     threads = [threading.Thread(target=target) for target in (finish, cancel)]
