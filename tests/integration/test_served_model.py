@@ -287,6 +287,20 @@ def test_the_likelihood_of_a_text_is_that_of_transformers(
             assert "\N{REPLACEMENT CHARACTER}" in token or choice.text[at : at + len(token)] == token
 
 
+def test_the_likelihoods_of_several_texts(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
+    prompts = [tokenizer.encode(text) for text in ("Rome is in Italy.", "Cats sleep a lot", "a")]
+    reply = client.completions.create(
+        model=MODEL, prompt=prompts, n=2, echo=True, logprobs=1, max_tokens=0, temperature=0
+    )
+    assert [choice.index for choice in reply.choices] == list(range(6))
+    for number, choice in enumerate(reply.choices):
+        ids, shown = prompts[number // 2], choice.logprobs
+        assert shown
+        assert (shown.token_logprobs or [0.0])[0] is None
+        wanted = expected(ids)[torch.arange(len(ids) - 1), torch.tensor(ids[1:], dtype=torch.int64)]
+        assert (shown.token_logprobs or [])[1:] == pytest.approx(wanted.tolist(), abs=1e-3)
+
+
 def test_prompt_logprobs_in_the_form_of_vllm(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("The capital of France is Paris")
     reply: Any = client.completions.create(
