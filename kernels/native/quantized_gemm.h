@@ -36,7 +36,7 @@ struct QuantizedGemm {
     static constexpr int parts = kPanel / Isa::width;
     static constexpr int rows = Isa::code_rows;
     static constexpr int panels = Isa::tile_panels;
-    static constexpr int few_rows = 16;
+    static constexpr int few_rows = 32;
 
     using Tile = void (*)(const char* const* panel, const InputGroup* x, int groups, float* out);
 
@@ -231,23 +231,27 @@ struct QuantizedGemm {
     }
 
     // Four values per output to their places in a group of a panel.
-    static void unpack_unit(U codes, F scale, F minimum, char* to, int unit, int part) {
-        F values[4];
-#pragma GCC unroll 4
-        for (int k = 0; k < 4; ++k) {
-            const I code = (I)((codes >> (8 * k)) & 0xffu);
-            values[k] = __builtin_convertvector(code, F) * scale + minimum;
-        }
+    static inline __attribute__((always_inline)) void unpack_unit(
+        U codes, F scale, F minimum, char* to, int unit, int part
+    ) {
+        const auto value = [&](int k) {
+            return __builtin_convertvector((I)(codes >> (8 * k) & 0xffu), F) * scale + minimum;
+        };
         to += unit * 4 * kPanel * sizeof(Weight) + part * Isa::width * 4;
-        if constexpr (sizeof(Weight) == 4) {
-            for (int k = 0; k < 4; ++k) store(to + k * kPanel * 4, values[k]);
-        } else {
-            for (int k = 0; k < 4; k += 2) {
-                const U first = __builtin_convertvector(Isa::narrow(values[k]), U);
-                const U second = __builtin_convertvector(Isa::narrow(values[k + 1]), U);
-                store(to + k * kPanel * 2, first | second << 16);
+#pragma GCC unroll 4
+        for (int k = 0; k < 4; k += pack<Weight>, to += kPanel * 4) {
+            if constexpr (sizeof(Weight) == 4) {
+                store(to, value(k));
+            } else {
+                store(to, pair(value(k), value(k + 1)));
             }
         }
+    }
+
+    // Both in bfloat16, the first in the lower half. Halves go up, which is as near as to even.
+    static U pair(F first, F second) {
+        const U low = (U)first + 0x8000u, high = (U)second + 0x8000u;
+        return low >> 16 | (high & 0xffff0000u);
     }
 };
 

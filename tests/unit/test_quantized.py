@@ -78,7 +78,7 @@ def test_a_stack_keeps_equal_parts_and_widens_others() -> None:
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("rows", [1, 2, 5, 16, 17, 45])
+@pytest.mark.parametrize("rows", [1, 2, 5, 17, 32, 33, 70])
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 32), (15, 64), (33, 96), (131, 320)])
 def test_product_with_a_quantized_matrix(
     kernels: Kernels, bits: int, rows: int, outputs: int, inputs: int
@@ -127,7 +127,7 @@ def test_model_equals_the_reference_with_the_same_weights(
     tokens = random_tokens()
     reference = load_model(directory, "float32", "cpu", kernels_called("reference"), form)
     model = load_model(directory, "float32", "cpu", kernels_called(isa), form)
-    expected, got = (chunked(each, tokens, [30, 9]) for each in (reference, model))
+    expected, got = (chunked(each, tokens, [35, 6]) for each in (reference, model))
     torch.testing.assert_close(got, expected, atol=3e-3, rtol=3e-3)
 
 
