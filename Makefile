@@ -18,7 +18,7 @@ SORRY := Installation failed. The kernels are C++ and are built here: if that fa
 	that first.
 
 .DEFAULT_GOAL := help
-.PHONY: help install develop up test lint bench chaos clean
+.PHONY: help install develop up test lint bench clients chaos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -53,6 +53,9 @@ lint: develop ## ruff and mypy
 
 bench: develop ## measure; prints tables
 	@$(BIN)/python -m bench $(ARGS)
+
+clients: develop ## drive kvrelay with clients that others wrote: make clients NAMES="openai lm-eval"
+	@$(BIN)/python -m tests.clients $(NAMES)
 
 chaos: develop ## kill processes at random under load: make chaos SEED=7 N=50
 	@$(BIN)/python -m tests.chaos --seed $(SEED) --n $(N) $(ARGS)
