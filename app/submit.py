@@ -18,6 +18,7 @@ from app.receive import receiving
 from app.schema import SamplingFields
 from app.service import Service
 from relay.answers import SubmitOutcome
+from relay.functions import UnsupportedServer
 from relay.log import event
 from relay.request import BATCH_PRIORITY, Ring, Submission, member_id
 from relay.worker_card import WorkerCard
@@ -25,6 +26,7 @@ from relay.worker_card import WorkerCard
 log = logging.getLogger(__name__)
 
 MAX_KEY_LENGTH = 255
+_SYNC_MS = 1_800  # `everysec` takes one second; the client of Redis waits two
 MAX_GROUP = 1_024  # answers that one call asks for: the server accepts them in one step
 
 
@@ -132,6 +134,7 @@ def submit_all(
     if submitted.outcome is SubmitOutcome.LIMITED:
         raise _limited(submitted.early_ms)
     ring_all(service, submitted.rings)
+    _keep(service)
     replayed = submitted.outcome is SubmitOutcome.DUPLICATE
     service.meters.submitted.labels(kind, "replayed" if replayed else "accepted").inc()
     if not replayed:
@@ -201,6 +204,21 @@ def _accepted_before(service: Service, key: str, body_hash: str) -> str | None:
     if earlier_hash != body_hash:
         raise _key_conflict()
     return request_id
+
+
+def _keep(service: Service) -> None:
+    """Nothing is accepted that a crash of Redis could undo, where that is asked for. Raises ApiError."""
+    if not service.settings.accept_sync:
+        return
+    try:
+        kept = service.rooms.sync(_SYNC_MS)
+    except UnsupportedServer as error:
+        raise unavailable(f"{error}.", "not_durable") from error
+    if not kept:
+        message = (
+            "Redis did not write to its disk in time. Try again; with an Idempotency-Key nothing runs twice."
+        )
+        raise unavailable(message, "not_durable")
 
 
 def _limited(early_ms: int) -> ApiError:

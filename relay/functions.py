@@ -12,7 +12,7 @@ _PASSES = ("MISCONF", "BUSY ", "NOREPLICAS")
 
 
 class UnsupportedServer(RuntimeError):
-    """The server cannot run function libraries, or would evict open requests."""
+    """The server lacks what is needed, or would evict open requests; the message says what to change."""
 
 
 class Functions:

@@ -24,6 +24,7 @@
 -- <root>:deadline          zset    the open ones, by deadline
 -- <root>:ended             zset    `<id>/<owner>` of the others, by when their record expires
 -- <root>:totals            hash    bytes of the open requests
+-- <root>:synced            string  written to wait until what came before it is on disk
 -- <root>:reaper            hash    when it last ran, and until when it expires no lease
 
 local SCAN_LEGS = 64            -- how far a claim looks into a queue

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from redis.exceptions import OutOfMemoryError
+from redis.exceptions import OutOfMemoryError, ResponseError
 
 from relay.answers import (
     Cancelled,
@@ -31,7 +31,7 @@ from relay.answers import (
     Transfer,
     Waiting,
 )
-from relay.functions import Functions
+from relay.functions import Functions, UnsupportedServer
 from relay.geometry import Geometry
 from relay.packed import pack_ints, unpack_ints
 from relay.prompt_logprobs import PromptLogprobs
@@ -80,6 +80,20 @@ class Rooms:
         except OutOfMemoryError:
             return Submitted(SubmitOutcome.FULL, first.request_id, [])
         return Submitted(SubmitOutcome(outcome.decode()), request_id.decode(), _rings(rings), early_ms)
+
+    def sync(self, timeout_ms: int) -> bool:
+        """Wait until all that was written before is on the server's disk. False: it was not in time.
+
+        Raises UnsupportedServer for one that has no append-only file, or no WAITAOF: before Redis 7.2.
+        """
+        pipeline = self.redis.pipeline(transaction=False)
+        pipeline.set(f"{self.root}:synced", 1)  # WAITAOF is about the last write of its own connection
+        pipeline.execute_command("WAITAOF", 1, 0, timeout_ms)  # type: ignore[no-untyped-call]
+        try:
+            _, (on_disk, _) = pipeline.execute()
+        except ResponseError as error:
+            raise UnsupportedServer(f"ACCEPT_SYNC needs appendonly yes and WAITAOF: {error}") from error
+        return bool(on_disk)
 
     def earlier(self, idempotency_key: str) -> tuple[str, str] | None:
         """Id and body hash of the request that this key stands for, if it came before."""

@@ -34,7 +34,7 @@ from tests.integration.scene import (
     submission,
     tokens,
 )
-from tests.servers import RedisServer, redis_binary
+from tests.servers import RedisServer, redis_binary, valkey_binary
 
 
 @pytest.fixture
@@ -359,3 +359,22 @@ def test_a_crowd_of_threads_waits_for_connections(rooms: Rooms, own_server: Redi
     assert answers == [None] * 300
     with own_server.client() as client:
         assert int(client.info("clients")["connected_clients"]) < 100
+
+
+@pytest.mark.parametrize(("append_fsync", "kept"), [("always", True), ("everysec", True), ("no", False)])
+def test_a_sync_waits_for_the_disk(tmp_path: Path, append_fsync: str, kept: bool) -> None:
+    with RedisServer(valkey_binary(), tmp_path / "data", append_fsync=append_fsync) as server:
+        rooms = Rooms(server.url, "m")
+        for _ in range(2):
+            rooms.submit(submission())
+            assert rooms.sync(1_500) is kept
+        rooms.close()
+
+
+def test_a_server_that_keeps_nothing_cannot_sync(tmp_path: Path) -> None:
+    with RedisServer(valkey_binary(), tmp_path / "data") as server:
+        rooms = Rooms(server.url, "m")
+        rooms.submit(submission())
+        with pytest.raises(UnsupportedServer, match="appendonly yes"):
+            rooms.sync(1_500)
+        rooms.close()
