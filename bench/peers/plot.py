@@ -15,6 +15,8 @@ def plot(turns: Sequence[Turn], path: Path, title: str) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
+    matplotlib.rcParams["svg.fonttype"] = "none"  # letters, not their outlines
+    matplotlib.rcParams["svg.hashsalt"] = title  # the same turns give the same file
     from matplotlib import pyplot
 
     served = [turn for turn in turns if turn.clients != STEADY]
