@@ -1,53 +1,20 @@
 """POST /generate, as SGLang's clients use it, with a scripted worker behind it."""
 
 import secrets
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from relay.request import Finish
-from relay.rooms import Rooms
 from relay.tokenizer import Tokenizer
 from tests.gateway_rig import (
     Answering,
     GatewayProcess,
     ScriptedWorker,
-    cancel_all,
-    default_tokenizer,
-    words,
 )
-from tests.servers import RedisServer
 
 MODEL = f"generate-{secrets.token_hex(4)}"
 TEXT = " a small answer"
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return default_tokenizer()
-
-
-@pytest.fixture(scope="module")
-def gateway(valkey: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    with GatewayProcess(valkey.url, MODEL, tmp_path_factory.mktemp("gateway") / "log") as running:
-        yield running
-
-
-@pytest.fixture
-def worker(valkey: RedisServer) -> Iterator[ScriptedWorker]:
-    rooms = Rooms(valkey.url, MODEL)
-    with ScriptedWorker(rooms) as worker:
-        yield worker
-    cancel_all(rooms)
-    rooms.close()
-
-
-@pytest.fixture
-def answering(worker: ScriptedWorker, tokenizer: Tokenizer) -> Iterator[Answering]:
-    with Answering(worker, words(tokenizer, TEXT, logprobs=True), Finish("stop")).running() as answering:
-        yield answering
 
 
 def ask(gateway: GatewayProcess, **body: Any) -> Any:

@@ -3,7 +3,6 @@
 import json
 import secrets
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -16,61 +15,16 @@ from tests.gateway_rig import (
     Answering,
     GatewayProcess,
     ScriptedWorker,
-    cancel_all,
-    default_tokenizer,
     eventually,
     wait_for_followers,
-    words,
 )
-from tests.servers import RedisServer
 
 MODEL = f"samples-{secrets.token_hex(4)}"
 TEXT = " Paris is the capital."
+HELD = " It"
 CHAT: Any = [{"role": "user", "content": "Capital of France?"}]
 MOST_OPEN = 20
-
-
-@pytest.fixture(scope="module")
-def gateway(valkey: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    log = tmp_path_factory.mktemp("gateway") / "log"
-    with GatewayProcess(valkey.url, MODEL, log, MAX_OPEN_REQUESTS=str(MOST_OPEN)) as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return default_tokenizer()
-
-
-@pytest.fixture(scope="module")
-def client(gateway: GatewayProcess) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
-        yield client
-
-
-@pytest.fixture
-def rooms(valkey: RedisServer) -> Iterator[Rooms]:
-    client = Rooms(valkey.url, MODEL)
-    yield client
-    cancel_all(client)
-    client.close()
-
-
-@pytest.fixture
-def worker(rooms: Rooms) -> Iterator[ScriptedWorker]:
-    with ScriptedWorker(rooms) as worker:
-        yield worker
-
-
-@pytest.fixture
-def spoken(tokenizer: Tokenizer) -> list[Token]:
-    return words(tokenizer, TEXT, logprobs=True)
-
-
-@pytest.fixture
-def answering(worker: ScriptedWorker, spoken: list[Token]) -> Iterator[Answering]:
-    with Answering(worker, spoken, Finish("stop", None, " It")).running() as answering:
-        yield answering
+GATEWAY = {"MAX_OPEN_REQUESTS": str(MOST_OPEN)}
 
 
 def claim_group(worker: ScriptedWorker, leaders: int, forks: int) -> list[Claimed]:

@@ -12,22 +12,19 @@ from openai.types import Batch
 
 from relay.request import BATCH_PRIORITY, Finish, Token
 from relay.rooms import Rooms
-from relay.tokenizer import Tokenizer
 from tests.batch_rig import ProcessorProcess, as_file, chat_lines, results
 from tests.gateway_rig import (
     Answering,
     GatewayProcess,
     ScriptedWorker,
-    cancel_all,
-    default_tokenizer,
     eventually,
-    words,
 )
 from tests.servers import RedisServer
 
 MODEL = f"batches-{secrets.token_hex(4)}"
 ENDPOINT: Any = "/v1/completions"
 OPEN_LINES = 8
+TEXT = " one two"
 
 
 @pytest.fixture(scope="module")
@@ -52,42 +49,6 @@ def gateway(valkey: RedisServer, env: dict[str, str]) -> Iterator[GatewayProcess
 def processor(env: dict[str, str]) -> Iterator[ProcessorProcess]:
     with ProcessorProcess(Path(env["LOG"]) / "processor", **env) as process:
         yield process
-
-
-@pytest.fixture(scope="module")
-def client(gateway: GatewayProcess) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return default_tokenizer()
-
-
-@pytest.fixture
-def rooms(valkey: RedisServer) -> Iterator[Rooms]:
-    client = Rooms(valkey.url, MODEL)
-    yield client
-    cancel_all(client)
-    client.close()
-
-
-@pytest.fixture
-def worker(rooms: Rooms) -> Iterator[ScriptedWorker]:
-    with ScriptedWorker(rooms) as worker:
-        yield worker
-
-
-@pytest.fixture
-def spoken(tokenizer: Tokenizer) -> list[Token]:
-    return words(tokenizer, " one two")
-
-
-@pytest.fixture
-def answering(worker: ScriptedWorker, spoken: list[Token]) -> Iterator[Answering]:
-    with Answering(worker, spoken, Finish("stop")).running() as answering:
-        yield answering
 
 
 def upload(client: openai.OpenAI, content: bytes) -> str:

@@ -3,7 +3,6 @@
 import secrets
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,8 +18,6 @@ from tests.gateway_rig import (
     GatewayProcess,
     Reply,
     ScriptedWorker,
-    cancel_all,
-    default_tokenizer,
     wait_for_followers,
     words,
 )
@@ -28,33 +25,8 @@ from tests.servers import RedisServer
 
 MODEL = f"gateway-{secrets.token_hex(4)}"
 PROMPT = {"prompt": "Once upon a time", "max_tokens": 50}
+GATEWAY = {"MAX_OPEN_REQUESTS": "3", "REQUEST_TIMEOUT_S": "100"}
 STORY = " there was a small red fox who liked to read."
-
-
-@pytest.fixture(scope="module")
-def gateway(valkey: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    log = tmp_path_factory.mktemp("gateway") / "log"
-    with GatewayProcess(valkey.url, MODEL, log, MAX_OPEN_REQUESTS="3", REQUEST_TIMEOUT_S="100") as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return default_tokenizer()
-
-
-@pytest.fixture
-def rooms(valkey: RedisServer) -> Iterator[Rooms]:
-    client = Rooms(valkey.url, MODEL)
-    yield client
-    cancel_all(client)
-    client.close()
-
-
-@pytest.fixture
-def worker(rooms: Rooms) -> Iterator[ScriptedWorker]:
-    with ScriptedWorker(rooms) as worker:
-        yield worker
 
 
 @pytest.fixture

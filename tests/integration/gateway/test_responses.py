@@ -2,7 +2,6 @@
 
 import json
 import secrets
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -16,8 +15,6 @@ from tests.gateway_rig import (
     Answering,
     GatewayProcess,
     ScriptedWorker,
-    cancel_all,
-    default_tokenizer,
     eventually,
     words,
 )
@@ -26,48 +23,6 @@ from tests.servers import RedisServer
 MODEL = f"responses-{secrets.token_hex(4)}"
 TEXT = " Paris is the capital."
 HELD = " It"
-
-
-@pytest.fixture(scope="module")
-def gateway(valkey: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    with GatewayProcess(valkey.url, MODEL, tmp_path_factory.mktemp("gateway") / "log") as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return default_tokenizer()
-
-
-@pytest.fixture(scope="module")
-def client(gateway: GatewayProcess) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
-        yield client
-
-
-@pytest.fixture
-def rooms(valkey: RedisServer) -> Iterator[Rooms]:
-    client = Rooms(valkey.url, MODEL)
-    yield client
-    cancel_all(client)
-    client.close()
-
-
-@pytest.fixture
-def worker(rooms: Rooms) -> Iterator[ScriptedWorker]:
-    with ScriptedWorker(rooms) as worker:
-        yield worker
-
-
-@pytest.fixture
-def spoken(tokenizer: Tokenizer) -> list[Token]:
-    return words(tokenizer, TEXT, logprobs=True)
-
-
-@pytest.fixture
-def answering(worker: ScriptedWorker, spoken: list[Token]) -> Iterator[Answering]:
-    with Answering(worker, spoken, Finish("stop", None, HELD)).running() as answering:
-        yield answering
 
 
 def prompt(answering: Answering, tokenizer: Tokenizer) -> str:
