@@ -22,9 +22,10 @@ def client_gone(environ: dict[str, Any]) -> bool:
     connection = environ.get("gunicorn.socket") or environ.get("werkzeug.socket")
     if type(connection) is not socket.socket:
         return False  # TLS ends here: what is readable says nothing about the stream inside
+    waiter = select.poll()  # not select.select: that cannot look at the sockets beyond the first thousand
     try:
-        readable, _, _ = select.select([connection], [], [], 0)
-        return bool(readable) and not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        waiter.register(connection, select.POLLIN)
+        return bool(waiter.poll(0)) and not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
         return False
     except (OSError, ValueError):

@@ -1,6 +1,7 @@
 """How gunicorn serves the gateway: one process, one reader on Redis, a thread per stream."""
 
 import ctypes
+import resource
 import socket
 import struct
 from typing import Any
@@ -39,6 +40,13 @@ def post_fork(server: Any, worker: Any) -> None:
     """A worker that drains would outlive a killed master by its whole grace period."""
     die_with_parent(server.pid)
     _use_few_arenas()
+    _allow_many_files()
+
+
+def _allow_many_files() -> None:
+    """A connection each; shells give 1,024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _use_few_arenas() -> None:

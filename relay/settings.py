@@ -130,7 +130,7 @@ class Settings:
     host: str = _text("127.0.0.1", "address", "address the gateway and Flower listen on")
     port: int = _whole(8000, 1, 65_535, "port of the gateway")
     flower_port: int = _whole(5555, 1, 65_535, "port of Flower")
-    gateway_threads: int = _whole(512, 4, 4_096, "requests and streams one gateway serves at a time")
+    gateway_threads: int = _whole(1_280, 4, 4_096, "requests and streams one gateway serves at a time")
     api_key: str = _secret("the key that clients must send; empty, and no API_KEYS_FILE: anybody may call")
     admin_key: str = _secret("the key of admin calls; empty, and none in API_KEYS_FILE: nobody may make them")
     api_keys_file: str = _text("", "path", "TOML file with the hashes of many keys: docs/security.md")
