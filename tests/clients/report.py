@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Report(NamedTuple):
-    """Requests that a client counts as answered, and the tokens that it counts or was told of."""
+    """Requests that a client counts as answered, and the tokens that it counts or was told of; -1: it does not."""
 
     requests: int
     prompt_tokens: int
