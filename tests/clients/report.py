@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Report(NamedTuple):
-    """Requests that a client counts as answered, and the tokens that it counts or was told of; -1: it does not."""
+    """Requests that a client counts as answered, and the tokens it counts or was told of (-1: neither)."""
 
     requests: int
     prompt_tokens: int
