@@ -105,6 +105,13 @@ def submit_all(
     if request.headers.get("Last-Event-ID"):
         raise _nothing_to_resume()
     _refuse_too_many(service, accepted)
+    if 0 < who.tokens_per_minute < accepted.prompt_tokens:
+        raise invalid(
+            f"This API key may have {who.tokens_per_minute} tokens a minute, and the prompt has"
+            f" {accepted.prompt_tokens}: it would never be its turn.",
+            "prompt",
+            code="exceeds_token_limit",
+        )
     limits = _max_tokens(service, body.output_tokens, prompts)
     first = Submission(
         request_id=accepted.request_id,

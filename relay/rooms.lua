@@ -136,7 +136,7 @@ end
 
 local function class(r)
   if tonumber(r.retractions) > 0 then return RETRACTED end
-  local priority, recovered = tonumber(r.priority), tonumber(r.requeues) > 0
+  local priority, recovered = tonumber(r.priority or 0), tonumber(r.requeues) > 0
   if priority == BATCH_PRIORITY then return recovered and BATCH or BATCH + 1 end
   return recovered and RECOVERED or NEW + priority
 end
@@ -454,7 +454,8 @@ local function waiting(keys, args)
   return { redis.call('ZCARD', queue), retracted and 1 or 0 }
 end
 
--- limit, id before which to start or '', owner or '*' -> id, record, id, record..., empty records among them if they have expired
+-- limit, id before which to start or '', owner or '*' -> id, record, id, record..., empty records among them if they
+-- have expired
 local function list_requests(keys, args)
   local c = enter(keys)
   local index = args[3] == '*' and key(c, 'requests') or key(c, 'owned', args[3])
@@ -874,7 +875,7 @@ local function reap(keys, args)
   ring_again(c, 'prefill', slots.prefill, tonumber(args[3]))
   ring_again(c, 'decode', slots.decode, tonumber(args[3]))
   for _, member in ipairs(due(c, 'ended')) do
-    local id, owner = member:match('^(.*)/(.*)$')
+    local id, owner = member:match('^([^/]*)/?(.*)$')  -- those of an earlier version name no owner
     redis.call('ZREM', key(c, 'ended'), member)
     redis.call('ZREM', key(c, 'requests'), id)
     redis.call('ZREM', key(c, 'owned', owner), id)

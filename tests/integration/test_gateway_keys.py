@@ -26,7 +26,9 @@ PAGE = "https://page.example"
 def app(valkey: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flask]:
     path: Path = tmp_path_factory.mktemp("keys") / "keys.toml"
     entries = [stanza(name, key, admin=name == "ops") for name, key in KEYS.items() if name != "few"]
-    path.write_text("\n".join([*entries, stanza("few", KEYS["few"]) + "requests_per_minute = 2\n"]))
+    path.write_text(
+        "\n".join([*entries, stanza("few", KEYS["few"]) + "requests_per_minute = 2\ntokens_per_minute = 9\n"])
+    )
     settings = Settings(
         redis_url=valkey.url,
         served_name=MODEL,
@@ -122,3 +124,10 @@ def test_a_limited_key_is_told_when_to_come_again(app: Flask) -> None:
     assert response.json
     assert response.json["error"]["code"] == "rate_limit_exceeded"
     assert 1 <= int(response.headers["Retry-After"]) <= 120
+
+
+def test_a_prompt_beyond_the_limit_of_its_key_is_refused_for_good(app: Flask) -> None:
+    response = call(app, "POST", "/v1/completions", "few", json={"prompt": [1] * 10, "max_tokens": 1})
+    assert response.status_code == 400
+    assert response.json
+    assert response.json["error"]["code"] == "exceeds_token_limit"

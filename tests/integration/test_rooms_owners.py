@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from relay.answers import Emission, SubmitOutcome
-from relay.request import Finish, Leg
+from relay.request import Finish, Leg, Why
 from relay.rooms import Rooms
 from tests.integration.scene import check_integrity, claim, group, submission, tokens
+from tests.integration.until import until
 
 MINUTE_MS = 60_000
 NEW, LIMITED = SubmitOutcome.NEW, SubmitOutcome.LIMITED
@@ -121,3 +122,20 @@ def test_counters_go(rooms: Rooms) -> None:
     (key,) = rooms.redis.scan_iter(f"{rooms.root}:usage:*")
     ttl_ms: Any = rooms.redis.pttl(key)
     assert 0 < ttl_ms <= 2 * MINUTE_MS
+
+
+def test_what_an_earlier_version_left_is_forgotten_too(rooms: Rooms) -> None:
+    """Its ended requests name no owner, and its open ones no priority."""
+    redis: Any = rooms.redis
+    redis.zadd(f"{rooms.root}:ended", {"req_old": 1})
+    redis.zadd(f"{rooms.root}:requests", {"req_old": 1})
+    rooms.submit(submission("req_open"))
+    redis.hdel(f"{rooms.root}:req:req_open", "owner", "priority")
+    found = claim(rooms, Leg.BOTH, "U")
+    assert found
+    assert rooms.release(found.claimed.hold, Why.DRAIN).ok
+    until(lambda: rooms.reap(1_000, 3) and not redis.zcard(f"{rooms.root}:ended"), "the index forgets it")
+    record = rooms.cancel("req_open").record
+    assert record
+    assert record.owner == ""
+    assert [r.request_id for r in rooms.list_requests(9)] == ["req_open"]
