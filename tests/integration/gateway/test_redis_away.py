@@ -14,7 +14,6 @@ from tests.gateway_rig import (
     EventStream,
     GatewayProcess,
     ScriptedWorker,
-    cancel_all,
     default_tokenizer,
     eventually,
     wait_for_followers,
@@ -27,29 +26,15 @@ TELLING = " a story that is told twice must not change on the way"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     with RedisServer(valkey_binary(), tmp_path_factory.mktemp("valkey") / "data", "always") as server:
         yield server
 
 
-@pytest.fixture(scope="module")
-def gateway(server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    with GatewayProcess(server.url, MODEL, tmp_path_factory.mktemp("gateway") / "log") as process:
-        yield process
-
-
 @pytest.fixture
-def rooms(server: RedisServer) -> Iterator[Rooms]:
-    client = Rooms(server.url, MODEL)
-    yield client
-    cancel_all(client)
-    client.close()
-
-
-@pytest.fixture
-def worker(rooms: Rooms) -> Iterator[ScriptedWorker]:
-    with ScriptedWorker(rooms) as worker:
-        yield worker
+def server(valkey: RedisServer) -> RedisServer:
+    """Of this file alone: its tests take it away."""
+    return valkey
 
 
 @pytest.fixture(scope="module")
