@@ -100,6 +100,7 @@ def submit_all(
         samples=samples,
     )
     if key and (earlier := _accepted_before(service, key, body_hash)):
+        _keep(service)
         service.meters.submitted.labels(kind, "replayed").inc()
         return accepted._replace(request_id=earlier, replayed=True)
     if request.headers.get("Last-Event-ID"):
