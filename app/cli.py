@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from app import programs
+from app.launch import programs
 from relay.routing import ROLES
 from relay.settings import Settings
 
@@ -62,20 +62,20 @@ def _add_batch(parser: argparse.ArgumentParser) -> None:
 
 
 def _up(settings: Settings, _: argparse.Namespace) -> None:
-    from app.up import Launcher
+    from app.launch.up import Launcher
 
     sys.exit(Launcher(settings).run())
 
 
 def _gateway(settings: Settings, _: argparse.Namespace) -> None:
-    from app.keys import KeyRing
+    from app.gateway.keys import KeyRing
 
     KeyRing.from_settings(settings)  # a key file that cannot be used is told here, not in a traceback
     _become(programs.gateway_command(), {})
 
 
 def _batches(settings: Settings, _: argparse.Namespace) -> None:
-    from app.batch_processor import BatchProcessor
+    from app.batch.batch_processor import BatchProcessor
     from relay import log
 
     log.configure()
@@ -84,8 +84,8 @@ def _batches(settings: Settings, _: argparse.Namespace) -> None:
 
 
 def _batch(settings: Settings, arguments: argparse.Namespace) -> None:
-    from app.api_client import ApiAway, ApiClient, ApiRefused
-    from app.batch_command import BatchCommand
+    from app.commands.api_client import ApiAway, ApiClient, ApiRefused
+    from app.commands.batch_command import BatchCommand
 
     host = "127.0.0.1" if settings.host == "0.0.0.0" else settings.host
     url = arguments.url or f"http://{host}:{settings.port}"
@@ -106,7 +106,7 @@ def _batch(settings: Settings, arguments: argparse.Namespace) -> None:
 
 
 def _key(_: Settings, arguments: argparse.Namespace) -> None:
-    from app.keys import new_key, stanza
+    from app.gateway.keys import new_key, stanza
 
     key = new_key()
     print(f"{key}\n", file=sys.stderr)  # apart from the stanza, which `>> keys.toml` takes

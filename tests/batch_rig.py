@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
-from app.supervisor import die_with_parent
+from app.launch.supervisor import die_with_parent
 from tests.processes import until
 
 ROOT = Path(__file__).parents[1]

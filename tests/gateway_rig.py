@@ -123,7 +123,14 @@ class GatewayProcess:
         }
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "gunicorn", "-c", "python:app.gunicorn_conf", "app.wsgi:app"]
+        command = [
+            sys.executable,
+            "-m",
+            "gunicorn",
+            "-c",
+            "python:app.gateway.gunicorn_conf",
+            "app.gateway.wsgi:app",
+        ]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, cwd=ROOT, env=self._environ, stdout=log, stderr=subprocess.STDOUT

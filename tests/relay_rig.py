@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from celery import Celery
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from app.programs import worker_command, worker_env
-from app.supervisor import die_with_parent
+from app.launch.programs import worker_command, worker_env
+from app.launch.supervisor import die_with_parent
 from relay.request import Record, Ring, Submission, member_id
 from relay.rooms import Rooms
 from relay.routing import queue_of

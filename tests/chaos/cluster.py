@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, Self
 from celery import Celery
 from redis.exceptions import RedisError
 
-from app.programs import worker_command, worker_env
-from app.supervisor import die_with_parent
+from app.launch.programs import worker_command, worker_env
+from app.launch.supervisor import die_with_parent
 from relay.request import Ring, Submission, member_id
 from relay.rooms import Rooms
 from relay.routing import queue_of

@@ -19,9 +19,9 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from app.gateway import create_app
-from app.operations import OPERATIONS
-from app.service import KEY
+from app.gateway.gateway import create_app
+from app.gateway.service import KEY
+from app.openapi.operations import OPERATIONS
 from relay.request import Finish
 from relay.rooms import Rooms
 from relay.settings import Settings

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from app.batch_result import Result
-from app.batch_spool import Spool, sweep_parts
-from app.errors import ApiError
-from app.storage import Storage
+from app.batch.batch_result import Result
+from app.batch.batch_spool import Spool, sweep_parts
+from app.gateway.errors import ApiError
+from app.gateway.storage import Storage
 from relay.batches import Batch, Batches, BatchStatus, Kind, Order, Tokens
 from relay.files import Files, new_file_id
 from relay.rooms import Rooms
@@ -65,7 +65,7 @@ def around(rooms: Rooms, folder: Path) -> Any:
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.batch_spool.SPILL_BYTES", 100)
+    monkeypatch.setattr("app.batch.batch_spool.SPILL_BYTES", 100)
 
 
 def start(service: Any, lines: int = LINES) -> Batch:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from app.checks import CheckFailed, check_folder, check_redis
+from app.launch.checks import CheckFailed, check_folder, check_redis
 from tests.servers import RedisServer
 
 

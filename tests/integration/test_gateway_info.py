@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from flask import Flask
 
-from app.gateway import create_app
-from app.service import KEY
+from app.gateway.gateway import create_app
+from app.gateway.service import KEY
 from relay.rooms import Rooms
 from relay.settings import Settings
 from tests.gateway_rig import ScriptedWorker, default_tokenizer

@@ -9,9 +9,9 @@ import pytest
 from flask import Flask
 from werkzeug.test import TestResponse
 
-from app.gateway import create_app
-from app.keys import stanza
-from app.service import KEY
+from app.gateway.gateway import create_app
+from app.gateway.keys import stanza
+from app.gateway.service import KEY
 from relay.rooms import Rooms
 from relay.settings import Settings
 from tests.gateway_rig import ScriptedWorker

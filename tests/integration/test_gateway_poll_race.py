@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 from flask import Flask
 
-from app.gateway import create_app
-from app.service import KEY, Service
+from app.gateway.gateway import create_app
+from app.gateway.service import KEY, Service
 from relay.request import Finish
 from relay.rooms import Rooms
 from relay.settings import Settings

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from app.gateway import create_app
-from app.service import KEY
+from app.gateway.gateway import create_app
+from app.gateway.service import KEY
 from relay.rooms import Rooms
 from relay.settings import Settings
 from tests.gateway_rig import ScriptedWorker

@@ -7,7 +7,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from app.keys import new_key, stanza
+from app.gateway.keys import new_key, stanza
 from relay.request import Finish
 from relay.rooms import Rooms
 from tests.batch_rig import ProcessorProcess, as_file, chat_lines

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from app.admission import most_output_tokens
+from app.gateway.admission import most_output_tokens
 from relay.celery import FLUSH_CACHE
 from relay.request import Leg, Ring, State
 from relay.settings import Settings

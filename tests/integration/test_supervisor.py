@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from app import supervisor
-from app.supervisor import Program, StartFailed, Supervisor
+from app.launch import supervisor
+from app.launch.supervisor import Program, StartFailed, Supervisor
 from tests.processes import alive, marked, until
 
 ROOT = Path(__file__).parents[2]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.admission import Missing, missing, most_output_tokens
+from app.gateway.admission import Missing, missing, most_output_tokens
 from relay.geometry import Geometry
 from relay.worker_card import Incarnation, Load, WorkerCard
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from flask import Flask
 
-from app.gateway import RESOURCES
+from app.gateway.gateway import RESOURCES
 
 ROOT = Path(__file__).parents[2]
 DOC = (ROOT / "docs" / "api.md").read_text()

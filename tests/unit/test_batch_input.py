@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.batch_input import MAX_ERRORS, MAX_LINES, InputLine, check, is_done, parse_line, read_lines
+from app.batch.batch_input import MAX_ERRORS, MAX_LINES, InputLine, check, is_done, parse_line, read_lines
 from relay.batches import BatchError
 
 ENDPOINT = "/v1/completions"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.best_of import Sample, chosen, mean_logprob
+from app.generation.best_of import Sample, chosen, mean_logprob
 from relay.request import Token
 
 

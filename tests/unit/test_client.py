@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.client import client_gone
+from app.gateway.client import client_gone
 
 MANY_FILES = 1_500  # beyond what select(2) can look at
 

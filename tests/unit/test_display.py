@@ -2,7 +2,7 @@
 
 import io
 
-from app.display import Display
+from app.launch.display import Display
 
 
 class Terminal(io.StringIO):

@@ -5,10 +5,10 @@ from typing import Any, cast
 
 import pytest
 
-from app import events
-from app.errors import ApiError
-from app.follow import Watch, Watches
-from app.service import Service
+from app.gateway import events
+from app.gateway.errors import ApiError
+from app.gateway.follow import Watch, Watches
+from app.gateway.service import Service
 from relay.request import State, Token
 from relay.tokens import Chunk, End
 

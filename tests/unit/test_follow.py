@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from app.follow import Follower, RedisBack, StreamDiverged, Watch
+from app.gateway.follow import Follower, RedisBack, StreamDiverged, Watch
 from relay.request import State, Token
 from relay.tokens import Chunk, End
 from tests.gateway_rig import eventually

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from app import keys
-from app.keys import EVERYBODY, Caller, KeyRing, digest, new_key, stanza
+from app.gateway import keys
+from app.gateway.keys import EVERYBODY, Caller, KeyRing, digest, new_key, stanza
 from relay.settings import Settings, SettingsError
 
 USER, ADMIN = "user-key-0123456789", "admin-key-0123456789"

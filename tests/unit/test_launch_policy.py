@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from app.checks import CheckFailed, parse_cores, share_cores
-from app.supervisor import MAX_BACKOFF_S, backoff_s
+from app.launch.checks import CheckFailed, parse_cores, share_cores
+from app.launch.supervisor import MAX_BACKOFF_S, backoff_s
 
 
 def test_backoff_doubles_up_to_a_limit() -> None:

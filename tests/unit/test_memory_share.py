@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from app.gpus import gpu_env, visible_gpus
+from app.launch.gpus import gpu_env, visible_gpus
 from relay.settings import SettingsError
 from workers.memory_share import DeviceMemory, pool_bytes, working_bytes
 from workers.models.config import ModelConfig

@@ -8,11 +8,11 @@ import pytest
 from flask import Flask
 from openapi_spec_validator import validate
 
-from app.errors import ApiError
-from app.gateway import RESOURCES
-from app.openapi import document
-from app.operations import OPERATIONS
-from app.schema import parse
+from app.fields.schema import parse
+from app.gateway.errors import ApiError
+from app.gateway.gateway import RESOURCES
+from app.openapi.openapi import document
+from app.openapi.operations import OPERATIONS
 
 DOCUMENT = document("a-model")
 BODIES = {op.path: op.body for op in OPERATIONS if op.body is not None and not isinstance(op.body, str)}

@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from app.errors import ApiError
-from app.prompt import MAX_PROMPT_LOGPROBS, echoed_text, prompt_of_conversation, prompt_of_text
-from app.schema import ChatBody, CompletionBody, parse
-from app.service import Service
+from app.fields.prompt import MAX_PROMPT_LOGPROBS, echoed_text, prompt_of_conversation, prompt_of_text
+from app.fields.schema import ChatBody, CompletionBody, parse
+from app.gateway.errors import ApiError
+from app.gateway.service import Service
 from relay.model_file import default_model_path
 from relay.tokenizer import Tokenizer
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from app.errors import ApiError
-from app.response_items import items_of, messages_of
+from app.gateway.errors import ApiError
+from app.response.response_items import items_of, messages_of
 
 
 def test_a_text_is_what_the_user_said() -> None:

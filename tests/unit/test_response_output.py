@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from app.response_output import ResponseOutput, Told
-from app.tool_format import HERMES
-from app.tool_reply import ToolReply
+from app.response.response_output import ResponseOutput, Told
+from app.tools.tool_format import HERMES
+from app.tools.tool_reply import ToolReply
 from relay.request import State, Token
 from relay.tokens import End
 

@@ -1,6 +1,6 @@
 """Samples of a prompt: what is the same, what differs, and what they are called."""
 
-from app.submit import Accepted
+from app.generation.submit import Accepted
 from relay.request import member_id
 from relay.sampling import SamplingParams
 

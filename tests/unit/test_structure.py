@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from app.body import read_body
-from app.errors import ApiError
-from app.schema import ChatBody, CompletionBody, NativeBody, parse
+from app.fields.schema import ChatBody, CompletionBody, NativeBody, parse
+from app.gateway.body import read_body
+from app.gateway.errors import ApiError
 from relay.grammar import (
     Grammars,
     choice_grammar,

@@ -8,14 +8,14 @@ import pytest
 import tokenizers
 import torch
 
-from app.errors import ApiError
-from app.generic_tools import with_tools
-from app.prompt import plain
-from app.schema import ChatBody, parse
-from app.tool import Function
-from app.tool_format import HERMES, LLAMA3, MISTRAL, ToolFormat, forced_calls, tool_format
-from app.tool_parser import Piece, ToolParser
-from app.tool_reply import ToolReply
+from app.fields.prompt import plain
+from app.fields.schema import ChatBody, parse
+from app.gateway.errors import ApiError
+from app.tools.generic_tools import with_tools
+from app.tools.tool import Function
+from app.tools.tool_format import HERMES, LLAMA3, MISTRAL, ToolFormat, forced_calls, tool_format
+from app.tools.tool_parser import Piece, ToolParser
+from app.tools.tool_reply import ToolReply
 from relay.chat_template import ChatTemplate
 from relay.grammar import Grammars
 from relay.model_file import default_model_path

@@ -2,9 +2,9 @@
 
 import math
 
-from app.logprobs import chat_logprobs, completion_logprobs
-from app.sse import frame
-from app.view import LEAST_LOGPROB, ledger, record_view
+from app.gateway.sse import frame
+from app.generation.logprobs import chat_logprobs, completion_logprobs
+from app.generation.view import LEAST_LOGPROB, ledger, record_view
 from relay.model_file import default_model_path
 from relay.request import Record, State, Timings, Token
 from relay.sampling import SamplingParams

@@ -1,0 +1,200 @@
+"""POST /generate: the API of SGLang's own clients, as a view of the same requests."""
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from flask import Blueprint, Response, jsonify, request
+from pydantic import Field, model_validator
+from redis.exceptions import RedisError
+
+from app.fields.prompt import prompt_of_text
+from app.fields.schema import CompletionBody, parse
+from app.gateway.client import ClientGone
+from app.gateway.errors import ApiError, invalid
+from app.gateway.service import Service, service
+from app.gateway.sse import DONE, PING, event_stream, frame
+from app.gateway.strict import Strict
+from app.generation.attendance import Attendance, client_left, refuse_failure
+from app.generation.submit import current_body, submit_all
+from relay.request import Token
+from relay.tokens import End
+
+resource = Blueprint("generate", __name__)
+
+KIND = "generate"
+_DEFAULT_TOKENS = 128
+# What SGLang calls a sampling parameter, where it differs from the others' name for it.
+_NAMES = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "sampling_seed": "seed",
+    "no_stop_trim": "include_stop_str_in_output",
+}
+
+
+class GenerateBody(Strict):
+    """`sampling_params` are checked as the fields of a completion, by which they are carried out."""
+
+    text: str | list[str] | None = None
+    input_ids: list[int] | list[list[int]] | None = None
+    sampling_params: dict[str, Any] = Field(default_factory=dict)
+    stream: bool = False
+    return_logprob: bool = False
+    logprob_start_len: int = Field(-1, ge=-1, le=-1)
+    top_logprobs_num: int = Field(0, ge=0, le=20)
+    rid: str | None = None
+
+    @model_validator(mode="after")
+    def _one_input(self) -> "GenerateBody":
+        if (self.text is None) == (self.input_ids is None):
+            raise ValueError("give either text or input_ids")
+        return self
+
+    @property
+    def single(self) -> bool:
+        """One prompt is answered by an object, a list of prompts by a list of them."""
+        first = self.input_ids[0] if self.input_ids else 0
+        return isinstance(self.text, str) or (self.text is None and isinstance(first, int))
+
+    def as_completion(self) -> dict[str, Any]:
+        """The same as fields of `/v1/completions`."""
+        fields = {_NAMES.get(name, name): value for name, value in self.sampling_params.items()}
+        fields.setdefault("max_tokens", _DEFAULT_TOKENS)
+        fields["prompt"] = self.text if self.text is not None else self.input_ids
+        fields["stream"] = self.stream
+        if self.return_logprob:
+            fields["logprobs"] = self.top_logprobs_num
+        if self.rid is not None:
+            fields["request_id"] = self.rid
+        return fields
+
+
+class Sample:
+    """One answer as it grows: every chunk tells all of it so far."""
+
+    def __init__(
+        self, request_id: str, prompt_tokens: int, shows_logprobs: bool, cached_tokens: Callable[[], int]
+    ) -> None:
+        self.ended = False
+        self._cached_tokens = cached_tokens
+        self._request_id = request_id
+        self._prompt_tokens = prompt_tokens
+        self._shows_logprobs = shows_logprobs
+        self._began = time.monotonic()
+        self._text = ""
+        self._tokens: list[Token] = []
+        self._finish: dict[str, Any] | None = None
+
+    def add(self, item: list[Token] | End) -> None:
+        """Raises ApiError unless the end is that of a finished request."""
+        if isinstance(item, End):
+            refuse_failure(item)
+            self.ended = True
+            self._text += item.text
+            self._finish = _finish(item, len(self._tokens))
+        else:
+            self._tokens += item
+            self._text += "".join(token.text for token in item)
+
+    def view(self) -> dict[str, Any]:
+        about: dict[str, Any] = {
+            "id": self._request_id,
+            "finish_reason": self._finish,
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": len(self._tokens),
+            "cached_tokens": self._cached_tokens() if self.ended else 0,
+        }
+        if self._shows_logprobs:
+            about |= self._logprobs()
+        if self.ended:
+            about["e2e_latency"] = time.monotonic() - self._began
+        return {
+            "text": self._text,
+            "output_ids": [token.token_id for token in self._tokens],
+            "meta_info": about,
+        }
+
+    def _logprobs(self) -> dict[str, Any]:
+        """Entries are [log probability, token id, null]; the alternatives follow the chosen token."""
+        shown = [[[value, int(i), None] for i, value in token.logprobs or []] for token in self._tokens]
+        return {
+            "input_token_logprobs": [],
+            "output_token_logprobs": [pairs[0] for pairs in shown if pairs],
+            "output_top_logprobs": [pairs[1:] for pairs in shown if pairs],
+        }
+
+
+def _finish(end: End, tokens: int) -> dict[str, Any]:
+    if end.finish_reason == "length":
+        return {"type": "length", "length": tokens}
+    return {"type": "stop", "matched": end.stop_reason}
+
+
+def _cached_tokens(s: Service, leader: str) -> int:
+    """Of the prompt of a request, 0 when that cannot be read now."""
+    try:
+        record = s.rooms.record(leader)
+    except RedisError:
+        return 0
+    return record.cached_tokens if record else 0
+
+
+@resource.post("/generate")
+def generate() -> Response:
+    raw = current_body()
+    asked = parse(GenerateBody, raw.fields)
+    if "stream" in asked.sampling_params or "prompt" in asked.sampling_params:
+        raise invalid("sampling_params may not hold stream or prompt.", "sampling_params")
+    body = parse(CompletionBody, asked.as_completion())
+    s = service()
+    s.check_free_thread()
+    prompts = [prompt_of_text(s, body, prompt) for prompt in body.prompts]
+    accepted = submit_all(s, KIND, body, prompts, raw.digest, body.n)
+    samples = [
+        Sample(
+            request_id,
+            len(prompts[index // body.n]),
+            asked.return_logprob,
+            partial(_cached_tokens, s, accepted.leaders[index // body.n]),
+        )
+        for index, request_id in enumerate(accepted.request_ids)
+    ]
+    attendance = Attendance(s, KIND, accepted, request.environ)
+    alone = asked.single and body.n == 1
+    if asked.stream:
+        return event_stream(_frames(attendance, samples, alone), attendance.leave)
+    try:
+        return _whole(attendance, samples, alone)
+    finally:
+        attendance.leave()
+
+
+def _whole(attendance: Attendance, samples: list[Sample], alone: bool) -> Response:
+    try:
+        for found in attendance.events_of_all():
+            if found:
+                index, item = found
+                samples[index].add(item)
+    except ClientGone:
+        return client_left().response()
+    views = [sample.view() for sample in samples]
+    return jsonify(views[0] if alone else views)
+
+
+def _frames(attendance: Attendance, samples: list[Sample], alone: bool) -> Iterator[str]:
+    try:
+        for found in attendance.events_of_all():
+            if not found:
+                yield PING
+                continue
+            index, item = found
+            samples[index].add(item)
+            view = samples[index].view()
+            yield frame(view if alone else view | {"index": index})
+    except ClientGone:
+        return
+    except ApiError as error:
+        yield frame(error.body())
+    yield DONE

@@ -1,0 +1,35 @@
+"""/health: is this process there? /ready: could a request be served now?"""
+
+from flask import Blueprint, Response, jsonify
+from redis.exceptions import RedisError
+
+from app.gateway.admission import missing
+from app.gateway.errors import RETRY_AFTER_S, ApiError
+from app.gateway.service import Service, service
+
+resource = Blueprint("health", __name__)
+
+
+@resource.get("/health")
+def health() -> Response:
+    if not service().follower.alive():
+        raise ApiError(500, "The reader of token streams has died: restart this gateway.", code="reader_died")
+    return jsonify({"status": "ok"})
+
+
+@resource.get("/ready")
+def ready() -> Response:
+    without = _missing(service())
+    response = jsonify({"ready": not without, "missing": without})
+    if without:
+        response.status_code = 503
+        response.headers["Retry-After"] = str(RETRY_AFTER_S)
+    return response
+
+
+def _missing(s: Service) -> list[str]:
+    try:
+        s.probe.ping()
+        return [f"{kind} worker" for kind in missing(s.rooms.workers())]
+    except RedisError:
+        return ["redis"]

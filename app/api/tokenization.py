@@ -1,0 +1,69 @@
+"""/tokenize and /detokenize: what the served model makes of a text."""
+
+from typing import Any
+
+from flask import Blueprint, Response, jsonify
+from pydantic import Field, model_validator
+
+from app.fields.message import Message
+from app.fields.prompt import encode_messages
+from app.fields.schema import validate
+from app.gateway.errors import invalid
+from app.gateway.service import Service, service
+from app.gateway.strict import Strict
+from app.generation.submit import current_body, no_such_model
+
+resource = Blueprint("tokenization", __name__)
+
+
+class TokenizeBody(Strict):
+    """`POST /tokenize`: a text, or messages as a chat request would send them."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = Field(None, min_length=1)
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+
+    @model_validator(mode="after")
+    def _one_input(self) -> "TokenizeBody":
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give either prompt or messages")
+        return self
+
+
+class DetokenizeBody(Strict):
+    """`POST /detokenize`."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+@resource.post("/tokenize")
+def tokenize() -> Response:
+    body = validate(TokenizeBody, current_body().fields)
+    s = service()
+    _check_model(s, body.model)
+    if body.prompt is not None:
+        ids = s.tokenizer.encode(body.prompt, body.add_special_tokens)
+    else:
+        ids = list(encode_messages(s.tokenizer, body.messages or []))
+    reply: dict[str, Any] = {"count": len(ids), "max_model_len": s.context_tokens, "tokens": ids}
+    if body.return_token_strs:
+        reply["token_strs"] = [s.tokenizer.token_text(token) for token in ids]
+    return jsonify(reply)
+
+
+@resource.post("/detokenize")
+def detokenize() -> Response:
+    body = validate(DetokenizeBody, current_body().fields)
+    s = service()
+    _check_model(s, body.model)
+    if any(not 0 <= token < s.tokenizer.vocab_size for token in body.tokens):
+        raise invalid(f"tokens names one outside the vocabulary of {s.tokenizer.vocab_size}.", "tokens")
+    return jsonify({"prompt": s.tokenizer.decode(body.tokens, skip_special_tokens=False)})
+
+
+def _check_model(s: Service, name: str | None) -> None:
+    if name not in (None, s.model):
+        raise no_such_model(name or "")

@@ -1,0 +1,157 @@
+"""The HTTP gateway: a Flask app that reads and writes Redis and rings Celery."""
+
+import logging
+import re
+import time
+import uuid
+from collections.abc import Callable
+
+from flask import Flask, Response, g, request
+from flask_cors import CORS
+from redis import Redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from app.api import (
+    batches,
+    cache,
+    chat,
+    completions,
+    files,
+    generate,
+    health,
+    info,
+    metrics,
+    models,
+    requests,
+    responses,
+    tokenization,
+)
+from app.gateway import access, errors
+from app.gateway.follow import Follower
+from app.gateway.keys import KeyRing
+from app.gateway.line import current_line
+from app.gateway.meters import Meters
+from app.gateway.service import KEY, Service, service
+from app.gateway.storage import Storage
+from app.openapi import openapi
+from relay.batches import Batches
+from relay.files import Files
+from relay.grammar import Grammars
+from relay.log import event
+from relay.model_card import read_model_card
+from relay.request import Ring
+from relay.responses import Responses
+from relay.rooms import Rooms
+from relay.settings import Settings
+from relay.tokenizer import Tokenizer
+from relay.tokens import TokenReader
+
+log = logging.getLogger(__name__)
+
+RESOURCES = (
+    requests,
+    completions,
+    chat,
+    generate,
+    responses,
+    files,
+    batches,
+    models,
+    tokenization,
+    info,
+    cache,
+    health,
+    metrics,
+    openapi,
+)
+_PROBE_TIMEOUT_S = 0.2
+_TRACE = re.compile(r"[\x21-\x7e]{1,128}")
+_QUIET = ("/health", "/ready", "/ping", "/metrics")
+
+
+def create_app(settings: Settings, ring: Callable[[Ring], object] | None = None) -> Flask:
+    """The WSGI app. `ring` sends a doorbell, by default through Celery.
+
+    Starts a thread, so call it after any fork. Raises ModelError when the model cannot be served.
+    """
+    app = Flask("kvrelay")
+    app.config["MAX_CONTENT_LENGTH"] = settings.max_body_bytes
+    app.json.sort_keys = False  # type: ignore[attr-defined]
+    app.extensions[KEY] = _service(settings, ring or _celery_ring())
+    errors.install(app)
+    app.before_request(_begin)
+    app.before_request(access.identify)
+    app.after_request(_end)
+    if origins := settings.cors_origins.split():
+        CORS(app, origins=origins, expose_headers=["X-Request-Id", "Retry-After", "Location"])
+    for module in RESOURCES:
+        app.register_blueprint(module.resource)
+    return app
+
+
+def _service(settings: Settings, ring: Callable[[Ring], object]) -> Service:
+    card = read_model_card(settings.model_path)
+    tokenizer = Tokenizer.load(settings.model_path)
+    rooms = Rooms(settings.redis_url, settings.model_name, settings.result_ttl_s * 1000)
+    all_batches = Batches(rooms.redis, rooms.root)
+    follower = Follower(TokenReader(settings.redis_url, settings.model_name))
+    return Service(
+        settings=settings,
+        model=settings.model_name,
+        context_tokens=settings.context_tokens or card.context_length_tokens,
+        started=int(time.time()),
+        tokenizer=tokenizer,
+        grammars=Grammars(tokenizer, tokenizer.vocab_size),
+        rooms=rooms,
+        tokens=TokenReader(settings.redis_url, settings.model_name),
+        follower=follower,
+        meters=Meters(rooms, all_batches, follower),
+        keys=KeyRing.from_settings(settings),
+        storage=Storage(settings),
+        files=Files(rooms.redis, rooms.root),
+        batches=all_batches,
+        responses=Responses(rooms.redis, rooms.root),
+        probe=_probe(settings.redis_url),
+        ring=ring,
+    )
+
+
+def _celery_ring() -> Callable[[Ring], object]:
+    from relay.celery import ring
+
+    return ring
+
+
+def _probe(url: str) -> Redis:
+    """A client that answers within the time a readiness check has."""
+    return Redis.from_url(
+        url,
+        protocol=2,
+        socket_timeout=_PROBE_TIMEOUT_S,
+        socket_connect_timeout=_PROBE_TIMEOUT_S,
+        retry=Retry(NoBackoff(), 0),
+    )
+
+
+def _begin() -> None:
+    trace = request.headers.get("X-Request-Id", "")
+    g.trace = trace if _TRACE.fullmatch(trace) else uuid.uuid4().hex
+    g.began = time.monotonic()
+
+
+def _end(response: Response) -> Response:
+    response.headers["X-Request-Id"] = g.trace
+    route = request.url_rule.rule if request.url_rule else "unknown"
+    service().meters.http_requests.labels(route, response.status_code).inc()
+    event(
+        log,
+        "http",
+        logging.DEBUG if request.path in _QUIET or current_line() else logging.INFO,
+        method=request.method,
+        route=route,
+        status=response.status_code,
+        ms=1000 * (time.monotonic() - g.began),
+        trace=g.trace,
+    )
+    return response

