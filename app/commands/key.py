@@ -1,0 +1,20 @@
+"""`kvrelay key`."""
+
+import click
+
+
+@click.command()
+@click.argument("name", metavar="WHOSE")
+@click.option("--admin", is_flag=True, help="It may also make admin calls.")
+def key(name: str, admin: bool) -> None:
+    """Make an API key and its lines of API_KEYS_FILE.
+
+    \b
+    Example:
+      kvrelay key team-a >> keys.toml
+    """
+    from app.gateway.keys import new_key, stanza
+
+    secret = new_key()
+    click.echo(f"{secret}\n", err=True)  # apart from the stanza, which `>> keys.toml` takes
+    click.echo(stanza(name, secret, admin), nl=False)
