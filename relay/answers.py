@@ -11,18 +11,19 @@ from relay.request import Claimed, Finish, Hold, Record, Ring, State, Token
 class SubmitOutcome(StrEnum):
     """DUPLICATE: this idempotency key and body came before. CONFLICT: the key came with another body.
     FULL: too many requests are open, or the memory of the server is full. LIMITED: the API key has had what
-    it may have in a minute."""
+    it may have in a minute. LATE: as fast as the queue moves, its turn comes after its deadline."""
 
     NEW = "new"
     DUPLICATE = "duplicate"
     CONFLICT = "conflict"
     FULL = "full"
     LIMITED = "limited"
+    LATE = "late"
 
 
 class Submitted(NamedTuple):
     """`request_id` is that of the first request; the earlier one for DUPLICATE and CONFLICT. `early_ms`: how
-    long until a LIMITED one may come again."""
+    long until a LIMITED or LATE one may come again."""
 
     outcome: SubmitOutcome
     request_id: str

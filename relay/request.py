@@ -94,8 +94,8 @@ class Submission:
 class Claimed:
     """A leg that this worker owns now. `emitted` are the tokens already in the stream: they are law.
 
-    `room` is 0 for a unified claim. `prefill_boot` is the peer of a decode claim. `forks` is how many other
-    samples of the prompt wait for its KV.
+    `room` is 0 for a unified claim. `prefill_boot` is the peer of a decode claim. `left_ms` was left until
+    its deadline when it was claimed. `forks` is how many other samples of the prompt wait for its KV.
     """
 
     hold: Hold
@@ -106,7 +106,7 @@ class Claimed:
     emitted: tuple[int, ...]
     params: SamplingParams
     prefill_boot: str | None
-    deadline_ms: int
+    left_ms: float
     submitted_ms: float
     forks: int = 0
 

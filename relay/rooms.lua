@@ -24,6 +24,7 @@
 -- <root>:deadline          zset    the open ones, by deadline
 -- <root>:ended             zset    `<id>/<owner>` of the others, by when their record expires
 -- <root>:totals            hash    bytes of the open requests
+-- <root>:pace              hash    claims on the prefill queue, and what passed between them while others waited
 -- <root>:synced            string  written to wait until what came before it is on disk
 -- <root>:reaper            hash    when it last ran, and until when it expires no lease
 
@@ -36,6 +37,7 @@ local WORKER_TTL_MS = 10000
 local ENDED_ROOM_TTL_MS = 600000
 local IDEMPOTENCY_TTL_MS = 86400000
 local MINUTE_MS = 60000
+local PACE_MS = 30000           -- how long a claim counts for the pace of the queue
 local MOST_ERRORS = 3           -- what is wrong in itself is not tried for ever
 local REAP_BATCH = 256          -- how much one reap call does at most, so that it never stalls the server
 
@@ -94,7 +96,7 @@ local LOOKED_AT = {
   'state', 'attempt', 'solo', 'fence', 'room', 'prompt_tokens', 'tokens', 'limit_tokens', 'retractions', 'requeues',
   'requeue_why', 'errors', 'submitted', 'first_token', 'bytes', 'result_ttl_ms', 'retracted_by', 'priority', 'leader',
   'p_boot', 'p_fence', 'p_nonce', 'p_queued', 'd_boot', 'd_fence', 'd_nonce', 'd_queued',
-  'owner', 'metered',
+  'owner', 'metered', 'deadline',
 }
 local OF_ONE_ATTEMPT = {
   'room', 'claimed', 'published', 'prefill_start', 'prefill_end', 'ready', 'decode_claimed',
@@ -275,6 +277,32 @@ local function too_early_ms(c, owner, what, limit, wanted)
   return MINUTE_MS - elapsed + (current + wanted - limit) / current * MINUTE_MS
 end
 
+--- Deadlines -----------------------------------------------------------------------------------------------------
+
+-- A leg left the prefill queue. Claims come in bursts, so that what counts is how many there were in how long: both
+-- fade with time.
+local function note_pace(c, legs_left)
+  local pace = key(c, 'pace')
+  local since, claims, ms = unpack(redis.call('HMGET', pace, 'since', 'claims', 'ms'))
+  if since then
+    local waited_ms = c.now - since
+    local kept = math.exp(-waited_ms / PACE_MS)
+    redis.call('HSET', pace, 'claims', (claims or 0) * kept + 1, 'ms', (ms or 0) * kept + waited_ms)
+  end
+  if legs_left > 0 then
+    redis.call('HSET', pace, 'since', c.stamp)
+  else
+    redis.call('HDEL', pace, 'since')
+  end
+end
+
+-- How long a new request would wait for its claim, as fast as the queue moves now; 0 when nothing goes before it.
+local function expected_wait_ms(c, new)
+  local ahead = redis.call('ZCOUNT', key(c, 'queue', 'prefill'), '-inf', rank(new))
+  local claims, ms = unpack(redis.call('HMGET', key(c, 'pace'), 'claims', 'ms'))
+  return claims and ahead * ms / claims or 0
+end
+
 --- Transitions that several events share -------------------------------------------------------------------------
 
 -- Back to the start of its way, whatever was reached: the next attempt works from prompt and stream.
@@ -346,6 +374,10 @@ local function fail_request(c, r, code, message, caller)
   end_request(c, r, 'failed', { error_code = code, error_message = message }, nil, caller)
 end
 
+local function fail_late(c, r)
+  fail_request(c, r, 'timeout', 'The request did not finish before its deadline.')
+end
+
 --- Events: gateway ----------------------------------------------------------------------------------------------
 
 -- The requests that one client's call makes; a fork takes the prompt of its leader, which comes before it.
@@ -396,6 +428,8 @@ local function submit(keys, args)
   local early_ms = math.max(
     too_early_ms(c, owner, 'requests', most_requests, 1), too_early_ms(c, owner, 'tokens', most_tokens, tokens))
   if early_ms > 0 then return { 'limited', first, {}, math.ceil(early_ms) } end
+  local wait_ms = expected_wait_ms(c, { priority = args[8], retractions = 0, requeues = 0, submitted = c.now })
+  if wait_ms > tonumber(args[1]) then return { 'late', first, {}, math.ceil(wait_ms - args[1]) } end
   if most_requests + most_tokens > 0 then use(c, owner, 1, tokens) end
 
   for _, member in ipairs(group) do
@@ -476,7 +510,7 @@ end
 --- Events: claims -----------------------------------------------------------------------------------------------
 
 -- The request whose leg this worker should take, or nil. In order of the queue: the first that fits, or the wanted
--- one if it ranks with it. Nothing overtakes a leg that starves and would fit an empty worker. What could outgrow this
+-- one if it ranks with it. What is past its deadline ends instead. Nothing overtakes a leg that starves and would fit an empty worker. What could outgrow this
 -- worker is left to larger ones, for the prefill leg too: a later attempt prefills the stream as well.
 local function choose(c, leg, boot, free_tokens, capacity_tokens, wanted)
   -- Who had to retract a request has no room for new ones before it is back. (Nobody retracts from a prefill worker.)
@@ -484,11 +518,14 @@ local function choose(c, leg, boot, free_tokens, capacity_tokens, wanted)
   local first
   for _, id in ipairs(redis.call('ZRANGE', key(c, 'queue', leg), 0, SCAN_LEGS - 1)) do
     local r = read(c, id)
+    local late = tonumber(r.deadline) <= c.now
     local needed = r.prompt_tokens + r.tokens + 1
     local could_outgrow = tonumber(r.limit_tokens) > capacity_tokens
     if only_retracted and class(r) ~= RETRACTED then break end
     if first and class(r) ~= class(first) then break end
-    if not could_outgrow and needed <= free_tokens then
+    if late then
+      fail_late(c, r)
+    elseif not could_outgrow and needed <= free_tokens then
       if wanted == '' or id == wanted then return r end
       first = first or r
     elseif not could_outgrow and c.now - r[FIELDS_OF[leg] .. 'queued'] > STARVED_MS then
@@ -506,10 +543,11 @@ local function claimed(c, r, leg)
       table.insert(emitted, entry[2][2])
     end
   end
-  local more = redis.call('HMGET', key(c, 'req', r.id), 'params', 'deadline')
+  local params = redis.call('HGET', key(c, 'req', r.id), 'params')
   local prompt = redis.call('GET', key(c, 'prompt', r.id))
+  local left_ms, forks = string.format('%.3f', r.deadline - c.now), redis.call('LLEN', key(c, 'forks', r.id))
   return { r.id, r[p .. 'fence'], r[p .. 'nonce'], r.room or '0', r.attempt, r.solo or '0', prompt, emitted,
-           more[1], r.p_boot or '', more[2], r.submitted, redis.call('LLEN', key(c, 'forks', r.id)), c.rings }
+           params, r.p_boot or '', left_ms, r.submitted, forks, c.rings }
 end
 
 -- leg, boot, nonce, room, free_tokens, capacity_tokens, lease_ms, wanted -> see claimed(), or nil
@@ -529,6 +567,7 @@ local function claim(keys, args)
   local r = choose(c, queue, boot, tonumber(args[5]), tonumber(args[6]), args[8])
   if not r then return nil end
   redis.call('ZREM', key(c, 'queue', queue), r.id)
+  if queue == 'prefill' then note_pace(c, redis.call('ZCARD', key(c, 'queue', queue))) end
 
   if leg == 'prefill' then
     give(c, r, 'prefill', boot, nonce, args[7])
@@ -857,7 +896,7 @@ local function reap(keys, args)
   local c = enter(keys)
   local expired, failed = {}, {}
   for _, id in ipairs(due(c, 'deadline')) do
-    fail_request(c, read(c, id), 'timeout', 'The request did not finish before its deadline.')
+    fail_late(c, read(c, id))
     table.insert(failed, id)
   end
   if may_expire_leases(c, tonumber(args[1])) then

@@ -319,7 +319,7 @@ def _claim(leg: Leg, reply: list[Any]) -> Claim:
 
 def _claimed(leg: Leg, reply: list[Any]) -> Claimed:
     request_id, fence, nonce, *rest = reply
-    room, attempt, solo, prompt, emitted, params, prefill_boot, deadline, submitted, forks, _ = rest
+    room, attempt, solo, prompt, emitted, params, prefill_boot, left, submitted, forks, _ = rest
     return Claimed(
         hold=Hold(request_id.decode(), leg, int(fence), nonce.decode()),
         room=int(room),
@@ -329,7 +329,7 @@ def _claimed(leg: Leg, reply: list[Any]) -> Claimed:
         emitted=tuple(map(int, emitted)),
         params=SamplingParams.from_json(params),
         prefill_boot=prefill_boot.decode() if leg is Leg.DECODE else None,
-        deadline_ms=int(float(deadline)),
+        left_ms=float(left),
         submitted_ms=float(submitted),
         forks=forks,
     )

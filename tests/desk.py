@@ -260,7 +260,7 @@ def claimed(leg: Leg, number: int = 1, tokens: int = 20, emitted: Sequence[int] 
         "emitted": tuple(emitted),
         "params": SamplingParams(max_tokens=16),
         "prefill_boot": "P" if leg is Leg.DECODE else None,
-        "deadline_ms": 0,
+        "left_ms": 60_000.0,
         "submitted_ms": float(number),
     }
     return Claimed(**fields | more)

@@ -97,7 +97,7 @@ class DecodeLegs(Legs):
             case Retracted() if leg is not None and leg.phase is Phase.RUNNING:
                 self._close(leg, Why.RETRACT)
             case Failed() if leg is not None:
-                self._fail(leg, "engine_failed", event.reason)
+                self._fail(leg, event.code, event.reason)
             case Prefilled() if leg is not None and leg.phase is Phase.RUNNING:
                 self._claim_forks(leg)
             case Reserved() | Refused() | Retracted() | Failed() | Admitted() | Prefilled():

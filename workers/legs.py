@@ -1,5 +1,6 @@
 """What the control thread asks of the legs of a role, and what a role may use of the control thread."""
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from typing import Protocol, TypeVar
@@ -130,6 +131,7 @@ def work_of(claimed: Claimed) -> Work:
         claimed.params,
         claimed.solo,
         claimed.submitted_ms,
+        time.monotonic() + claimed.left_ms / 1000,
     )
 
 

@@ -96,7 +96,7 @@ class PrefillLegs(Legs):
                 self._seal(leg)
             case Failed():
                 if leg is not None and not leg.over:
-                    self._fail(leg, "engine_failed", event.reason)
+                    self._fail(leg, event.code, event.reason)
             case _:
                 raise AssertionError(f"not an event of a prefill worker: {event}")
 

@@ -1,8 +1,12 @@
 """What clients say in the query string."""
 
+import re
+
 from flask import request
 
 from app.gateway.errors import invalid
+
+_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 
 def whole_argument(name: str, low: int, high: int) -> int | None:
@@ -16,6 +20,16 @@ def whole(name: str, text: str, low: int, high: int) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 10 and low <= int(text) <= high):
         raise invalid(f"{name} must be a whole number from {low} to {high}, not {text!r}.", name)
     return int(text)
+
+
+def seconds_header(name: str) -> float | None:
+    """A time above 0. None: not given. Raises ApiError."""
+    text = request.headers.get(name)
+    if text is None:
+        return None
+    if not _SECONDS.fullmatch(text) or not float(text):
+        raise invalid(f"{name} must be a number of seconds above 0, not {text!r}.", name)
+    return float(text)
 
 
 def last_event() -> int | None:

@@ -12,6 +12,7 @@ from flask import current_app, g, request
 from app.fields.schema import SamplingFields
 from app.gateway.access import caller
 from app.gateway.admission import missing, most_output_tokens
+from app.gateway.arguments import seconds_header
 from app.gateway.body import Body, read_body
 from app.gateway.errors import RETRY_AFTER_S, ApiError, invalid, unavailable
 from app.gateway.line import Line, current_line
@@ -141,6 +142,8 @@ def submit_all(
         )
     if submitted.outcome is SubmitOutcome.LIMITED:
         raise _limited(submitted.early_ms)
+    if submitted.outcome is SubmitOutcome.LATE:
+        raise _too_late(submitted.early_ms)
     ring_all(service, submitted.rings)
     _keep(service)
     replayed = submitted.outcome is SubmitOutcome.DUPLICATE
@@ -233,9 +236,19 @@ def _limited(early_ms: int) -> ApiError:
     message = (
         f"This API key has had its requests or tokens of a minute. Try again in {early_ms / 1000:.1f} s."
     )
-    return ApiError(
-        429, message, code="rate_limit_exceeded", retry_after_s=max(RETRY_AFTER_S, -(-early_ms // 1000))
+    return ApiError(429, message, code="rate_limit_exceeded", retry_after_s=_up_to_s(early_ms))
+
+
+def _too_late(early_ms: int) -> ApiError:
+    message = (
+        f"What waits takes about {early_ms / 1000:.1f} s longer than this request may: try again then, or with"
+        " a longer timeout."
     )
+    return ApiError(429, message, code="deadline_unreachable", retry_after_s=_up_to_s(early_ms))
+
+
+def _up_to_s(ms: int) -> int:
+    return max(RETRY_AFTER_S, -(-ms // 1000))
 
 
 def _nothing_to_resume() -> ApiError:
@@ -292,11 +305,12 @@ def _living_workers(service: Service) -> list[WorkerCard]:
 
 
 def _timeout_ms(service: Service, timeout_s: float | None, line: Line | None) -> int:
-    """A line of a batch may wait as long as its batch."""
+    """A line of a batch may wait as long as its batch. A header is from whoever is between client and
+    gateway, so it only shortens."""
     longest = line.timeout_s if line else service.settings.request_timeout_s
     if timeout_s is not None and timeout_s > longest:
         raise invalid(f"timeout must be at most {longest:g} seconds.", "timeout")
-    return max(1, round(1000 * (timeout_s or longest)))
+    return max(1, round(1000 * min(timeout_s or longest, seconds_header("X-Request-Timeout") or longest)))
 
 
 def idempotency_key() -> str | None:

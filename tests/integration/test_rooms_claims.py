@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from relay.answers import Emission
-from relay.request import BATCH_PRIORITY, MAX_PRIORITY, Hold, Leg, Ring, Why
+from relay.request import BATCH_PRIORITY, MAX_PRIORITY, Hold, Leg, Ring, State, Why
 from relay.rooms import Rooms
 from tests.integration.scene import (
     LOAD,
@@ -65,6 +65,27 @@ def let_wait(rooms: Rooms, request_id: str, leg: Leg, ms: int) -> None:
 def test_first_come_first_served(rooms: Rooms) -> None:
     ids = submit(rooms, SMALL, SMALL, SMALL)
     assert [take(rooms, Leg.PREFILL) for _ in range(4)] == [*ids, None]
+
+
+@pytest.mark.parametrize("leg", [Leg.PREFILL, Leg.DECODE])
+def test_what_is_past_its_deadline_ends_where_it_would_be_claimed(rooms: Rooms, leg: Leg) -> None:
+    late, other = submit(rooms, SMALL, SMALL)
+    if leg is Leg.DECODE:
+        assert [take(rooms, Leg.PREFILL) for _ in range(2)] == [late, other]
+    redis: Any = rooms.redis
+    redis.hset(f"{rooms.root}:req:{late}", "deadline", 1)
+    assert [take(rooms, leg) for _ in range(2)] == [other, None]
+    record = rooms.record(late)
+    assert record
+    assert (record.state, record.error_code) == (State.FAILED, "timeout")
+    check_integrity(rooms)
+
+
+def test_a_claim_tells_what_is_left_until_the_deadline(rooms: Rooms) -> None:
+    rooms.submit(submission(timeout_ms=60_000))
+    got = claim(rooms, Leg.BOTH, "U")
+    assert got
+    assert 30_000 < got.claimed.left_ms <= 60_000
 
 
 def test_retracted_then_recovered_then_new(rooms: Rooms) -> None:

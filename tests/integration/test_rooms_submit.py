@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from relay.answers import Emission, EmitOutcome, SubmitOutcome
+from relay.answers import Emission, EmitOutcome, SubmitOutcome, Submitted
 from relay.request import Finish, Leg, Ring, State
 from relay.rooms import Rooms
 from relay.tokens import TokenReader
-from tests.integration.scene import Scene, check_integrity, claim, submission, tokens
+from tests.integration.scene import LONG_MS, Scene, check_integrity, claim, submission, tokens
 from tests.integration.until import until
 from tests.servers import RedisServer
 
@@ -75,6 +75,30 @@ def test_too_many_open_bytes(rooms: Rooms) -> None:
     rooms.cancel("req_large")
     assert rooms.submit(submission(tokens=1_000, max_open_bytes=limit)).outcome is SubmitOutcome.NEW
     check_integrity(rooms)
+
+
+def test_what_would_wait_beyond_its_deadline_is_refused(rooms: Rooms) -> None:
+    def submit(timeout_ms: int, **more: Any) -> Submitted:
+        return rooms.submit(submission(timeout_ms=timeout_ms, **more))
+
+    for _ in range(20):
+        submit(LONG_MS)
+    assert submit(1).outcome is SubmitOutcome.NEW, "nobody knows yet how fast the queue moves"
+    redis: Any = rooms.redis
+    pace = f"{rooms.root}:pace"
+    for _ in range(5):
+        assert claim(rooms, Leg.PREFILL, "P")
+        redis.hset(
+            pace, "since", float(redis.hget(pace, "since")) - 40
+        )  # as if it had been that much earlier
+    late = submit(100)
+    assert late.outcome is SubmitOutcome.LATE
+    assert late.early_ms > 16 * 40 - 100, "so long do the others take"
+    assert submit(100, priority=-1).outcome is SubmitOutcome.NEW, "nothing goes before it"
+    assert submit(LONG_MS).outcome is SubmitOutcome.NEW
+    while claim(rooms, Leg.PREFILL, "P"):
+        continue
+    assert submit(1).outcome is SubmitOutcome.NEW, "nothing waits any more"
 
 
 def test_a_list_comes_in_pages(rooms: Rooms) -> None:

@@ -1,6 +1,7 @@
 """What becomes of a leg and its pages: admission, endings, drops, refusals, crashes."""
 
 from threading import Event
+from time import monotonic
 
 import pytest
 import torch
@@ -54,6 +55,22 @@ def test_eos_ends_a_leg_unless_it_is_ignored_or_too_early() -> None:
     last = {produced.key: produced for produced in rig.produced}
     assert (last["stops"].ending, last["stops"].stop_token) == (Ending.STOP, None)
     assert last["ignores"].ending == Ending.LENGTH
+
+
+def test_what_cannot_meet_its_deadline_is_not_begun() -> None:
+    rig = Rig(pages=256)
+    rig.submit(relayed("over", [1, 2, 3], deadline=monotonic()))
+    rig.run()
+    assert (rig.the(Failed, "over").code, rig.model.batch_sizes) == ("timeout", [])
+    rig.submit(relayed("unmeasured", list(range(16)), deadline=monotonic() + 60))
+    rig.run()  # and now the pace is known
+    steps = len(rig.model.batch_sizes)
+    rig.submit(relayed("hopeless", [5] * 900, deadline=monotonic() + 1e-4))
+    rig.run()
+    assert (rig.the(Failed, "hopeless").code, len(rig.model.batch_sizes)) == ("timeout", steps)
+    rig.submit(relayed("in time", [5] * 900, deadline=monotonic() + 600))
+    rig.run()
+    assert rig.the(Prefilled, "in time")
 
 
 def test_a_stop_token_ends_a_leg_and_is_named() -> None:

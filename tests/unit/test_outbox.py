@@ -29,7 +29,7 @@ def claimed(emitted=(), **given) -> Claimed:
         emitted=tuple(emitted),
         params=SamplingParams(**({"max_tokens": 100} | given)),
         prefill_boot="P",
-        deadline_ms=0,
+        left_ms=60_000.0,
         submitted_ms=0.0,
     )
 

@@ -77,3 +77,25 @@ def test_nothing_but_length_ends_a_sequence_before_min_tokens() -> None:
 
 def test_a_larger_step_may_take_longer() -> None:
     assert policy.step_seconds(1) < policy.step_seconds(512)
+
+
+def test_the_pace_is_the_best_of_late() -> None:
+    first = policy.pace(0.0, 512, 0.5)
+    assert first == 1024
+    assert policy.pace(first, 512, 0.25) == 2048
+    assert first > policy.pace(first, 512, 5.0) > 512, "one slow step is soon forgotten, not a fast one"
+
+
+@pytest.mark.parametrize(
+    ("left_s", "tokens", "tokens_per_s", "late"),
+    [
+        (0.0, 1, 0.0, True),
+        (-1.0, 1, 1e9, True),
+        (1e-6, 10**6, 0.0, False),  # nothing is known yet
+        (2.0, 2000, 1000.0, False),
+        (2.0, 2001, 1000.0, True),
+        (float("inf"), 10**9, 1.0, False),
+    ],
+)
+def test_what_is_too_late(left_s: float, tokens: int, tokens_per_s: float, late: bool) -> None:
+    assert policy.too_late(left_s, tokens, tokens_per_s) is late

@@ -197,11 +197,18 @@ def engine_failed(worker: Worker, leg: Claimed) -> None:
     assert worker.server.args("fail") == (leg.hold, "engine_failed", "NaN")
 
 
+def too_late(worker: Worker, leg: Claimed) -> None:
+    worker.legs.on_engine(Failed(leg.hold.nonce, "Too late.", "timeout"))
+    worker.flush()
+    assert worker.server.args("fail") == (leg.hold, "timeout", "Too late.")
+
+
 ENDS: dict[Callable[[Worker, Claimed], None], bool] = {
     lost_by_mail: True,
     lost_by_renewal: True,
     handed_back: True,
     engine_failed: False,
+    too_late: False,
 }
 
 

@@ -77,6 +77,7 @@ class Engine:
         self._on_computed = on_computed
         self._commands: SimpleQueue[Command] = SimpleQueue()
         self._flights: deque[Flight] = deque()
+        self._busy_since = 0.0  # perf_counter: since then the oldest flight is all that is computed
         self._stopping = False
         self._thread = Thread(target=self._run, name="engine", daemon=True)
         self.headroom = self._scheduler.headroom()
@@ -180,6 +181,8 @@ class Engine:
         if scored := [row for row in rows if row.scored_ids]:
             self._score(scored, logits[len(sampling) :])
             logits = logits[: len(sampling)]
+        if not self._flights:
+            self._busy_since = planned
         self._flights.append(Flight(rows, self._runner.choose(self._sampler, logits, sampling)))
         self._scheduler.launched(rows)
         stats = self.stats
@@ -202,7 +205,8 @@ class Engine:
         sampled = choice.read()
         ended = perf_counter()
         self._flights.popleft()
-        self._scheduler.finish(rows, sampled, monotonic())
+        self._scheduler.finish(rows, sampled, monotonic(), ended - self._busy_since)
+        self._busy_since = ended
         self._expect_end(self.heartbeat.step)
         decoded = sum(row.decodes for row in rows)
         stats = self.stats

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from enum import StrEnum
+from math import inf
 from typing import NamedTuple
 
 from relay.prompt_logprobs import PromptLogprobs
@@ -25,6 +26,7 @@ class Work(NamedTuple):
     params: SamplingParams
     solo: bool = False  # runs alone in its batch
     arrival_ms: float = 0.0  # of the request: the oldest is never retracted
+    deadline: float = inf  # of the request, monotonic seconds
 
 
 # ---- commands, from the control thread
@@ -126,6 +128,7 @@ class Failed(NamedTuple):
 
     key: str
     reason: str
+    code: str = "engine_failed"
 
 
 class Crashed(NamedTuple):

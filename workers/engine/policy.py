@@ -8,6 +8,7 @@ from workers.engine.messages import Ending
 
 _STEP_SECONDS = 5.0
 _STEP_SECONDS_PER_TOKEN = 0.02
+_PACE_KEPT = 0.98
 
 
 class Verdict(NamedTuple):
@@ -113,6 +114,16 @@ def verdict(
 def full(outputs: int, tokens: int, max_tokens: int, limit_tokens: int) -> bool:
     """Whether a sequence of `tokens` tokens, `outputs` of them its own, ends by its length."""
     return outputs >= max_tokens or tokens >= limit_tokens
+
+
+def pace(fastest: float, tokens: int, seconds: float) -> float:
+    """The fastest that prompts were computed lately, in tokens per second, after a step that was full."""
+    return max(tokens / seconds, _PACE_KEPT * fastest)
+
+
+def too_late(left_s: float, tokens: int, tokens_per_s: float) -> bool:
+    """Whether the first token cannot come in time. Without a pace (0) only what is over is too late."""
+    return left_s <= 0 or (tokens_per_s > 0 and tokens > tokens_per_s * left_s)
 
 
 def step_seconds(tokens: int) -> float:

@@ -36,6 +36,8 @@ from workers.engine.sequence import Sequence
 
 logger = logging.getLogger(__name__)
 
+_TOO_LATE = "The prompt could not have been computed before the deadline of its request."
+
 SchedulerCommand = Prefill | Reserve | Prebuilt | Drop | Proven | Flush
 
 
@@ -70,6 +72,7 @@ class Scheduler:
         self._active: dict[str, Sequence] = {}
         self._leaving: list[Sequence] = []  # over, but a step that was launched still writes to their pages
         self._admitted = 0
+        self._tokens_per_s = 0.0  # of prompts, at best; 0: not known yet
 
     # ---- commands
 
@@ -150,7 +153,7 @@ class Scheduler:
     def next_rows(self, step: int, now: float) -> list[Row]:
         """Rows of step number `step`, with pages for their tokens. None: only a command can change that, or
         the end of a step that was launched."""
-        self._admit()
+        self._admit(now)
         unsettled = self._unsettled()
         candidates = [sequence for sequence in unsettled if not self._full(sequence)]
         flying = self._flying()
@@ -170,8 +173,12 @@ class Scheduler:
         for row in rows:
             row.sequence.launched_tokens = row.context_tokens
 
-    def finish(self, rows: Rows[Row], sampled: Rows[Sampled | Unsampleable], now: float) -> None:
-        """The step's rows are computed; `sampled` has one entry for each row that samples."""
+    def finish(
+        self, rows: Rows[Row], sampled: Rows[Sampled | Unsampleable], now: float, seconds: float = 0.0
+    ) -> None:
+        """The step's rows are computed; `sampled` has one entry for each row that samples. `seconds` the step
+        took, 0: nobody measured."""
+        self._note_pace(rows, seconds)
         choices = iter(sampled)
         for row in rows:
             sequence, choice = row.sequence, next(choices) if row.samples else None
@@ -259,13 +266,24 @@ class Scheduler:
 
     # ---- pages
 
-    def _admit(self) -> None:
+    def _note_pace(self, rows: Rows[Row], seconds: float) -> None:
+        """Small steps are slow for their tokens, and tell nothing of large ones."""
+        tokens = sum(row.query_tokens for row in rows)
+        if seconds > 0 and tokens > self._config.chunk_tokens - self._page_size:
+            self._tokens_per_s = policy.pace(self._tokens_per_s, tokens, seconds)
+
+    def _admit(self, now: float) -> None:
         pending = sum(sequence.pending_tokens for sequence in self._unsettled() if not sequence.decoding)
         while self._waiting and policy.wants_prefill(pending, self._config.chunk_tokens):
             sequence = self._waiting[0]
             # At least one token is computed: its logits choose the next. What is cached has none, for scores.
             most_pages = 0 if sequence.scored else (sequence.tokens - 1) // self._page_size
             matched = self._cache.match(sequence.digests[:most_pages])
+            left_s = sequence.work.deadline - now
+            if policy.too_late(left_s, sequence.tokens - len(matched) * self._page_size, self._tokens_per_s):
+                del self._waiting[0]
+                self.events.append(Failed(sequence.key, _TOO_LATE, "timeout"))
+                continue
             pages = self._acquire(matched, sequence.tokens)
             if pages is None:
                 return

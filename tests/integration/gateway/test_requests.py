@@ -46,6 +46,46 @@ def finished(gateway: GatewayProcess, worker: ScriptedWorker, story: list[Token]
     return request_id
 
 
+def deadline_ms(rooms: Rooms, request_id: str) -> float:
+    """How long after its submission the request may end."""
+    redis: Any = rooms.redis
+    submitted, deadline = redis.hmget(f"{rooms.root}:req:{request_id}", "submitted", "deadline")
+    return round(float(deadline) - float(submitted))
+
+
+def test_the_smaller_of_field_header_and_setting_is_the_timeout(
+    gateway: GatewayProcess, worker: ScriptedWorker, rooms: Rooms
+) -> None:
+    for field, header, ms in (
+        (20, "30.5", 20_000),
+        (20, "1.5", 1_500),
+        (None, "7", 7_000),
+        (None, "1000", 100_000),
+    ):
+        request_id = submit(gateway, PROMPT | {"timeout": field}, X_Request_Timeout=header)
+        assert deadline_ms(rooms, request_id) == ms
+        rooms.cancel(request_id)
+    for header in ("0", "-1", "soon", "1e3", ""):
+        reply = gateway.call("POST", "/v1/requests", PROMPT, X_Request_Timeout=header)
+        assert shape_of_error(reply) == (400, "invalid_value")
+        assert reply.body["error"]["param"] == "X-Request-Timeout"
+
+
+def test_what_cannot_be_in_time_is_refused_before_it_is_accepted(
+    gateway: GatewayProcess, worker: ScriptedWorker, rooms: Rooms
+) -> None:
+    submit(gateway)
+    redis: Any = rooms.redis
+    redis.hset(f"{rooms.root}:pace", mapping={"claims": 2, "ms": 60_000})  # one claim in 30 s
+    try:
+        reply = gateway.call("POST", "/v1/requests", PROMPT, X_Request_Timeout="7.5")
+        assert shape_of_error(reply) == (429, "deadline_unreachable")
+        assert reply.headers["Retry-After"] == "23"
+        assert gateway.call("POST", "/v1/requests", PROMPT, X_Request_Timeout="31").status == 202
+    finally:
+        redis.delete(f"{rooms.root}:pace")
+
+
 def follow(gateway: GatewayProcess, request_id: str, **headers: str) -> EventStream:
     return gateway.stream("GET", f"/v1/requests/{request_id}/stream", **headers)
 
