@@ -1,6 +1,6 @@
 """What a request is: its record, as every process reads it, and the claim on one of its legs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -106,7 +106,7 @@ class Claimed:
     emitted: tuple[int, ...]
     params: SamplingParams
     prefill_boot: str | None
-    left_ms: float
+    left_ms: float = field(compare=False)  # a repeated claim has less
     submitted_ms: float
     forks: int = 0
 

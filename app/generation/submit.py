@@ -241,8 +241,8 @@ def _limited(early_ms: int) -> ApiError:
 
 def _too_late(early_ms: int) -> ApiError:
     message = (
-        f"What waits takes about {early_ms / 1000:.1f} s longer than this request may: try again then, or with"
-        " a longer timeout."
+        f"What waits takes about {early_ms / 1000:.1f} s longer than this request may. Try again then, or"
+        " with a longer timeout."
     )
     return ApiError(429, message, code="deadline_unreachable", retry_after_s=_up_to_s(early_ms))
 

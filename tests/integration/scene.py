@@ -92,11 +92,18 @@ class Scene:
         self.d: Hold = Hold(self.id, Leg.DECODE, 1, "nobody")
         self._mail_read: dict[str, int] = {}
 
-    def reach(self, place: str, timeout_ms: int = LONG_MS) -> None:
+    def let_deadlines_pass(self) -> None:
+        """As if the request and its forks had been submitted long ago, unless they have ended."""
+        redis: Any = self.rooms.redis
+        for request_id in (self.id, *(member_id(self.id, index + 1) for index in range(self.forks))):
+            if redis.zadd(f"{self.rooms.root}:deadline", {request_id: 1}, xx=True, ch=True):
+                redis.hset(f"{self.rooms.root}:req:{request_id}", "deadline", 1)
+
+    def reach(self, place: str) -> None:
         rooms = self.rooms
         if place == "absent":
             return
-        rooms.submit(*group(self.id, self.forks, timeout_ms=timeout_ms))
+        rooms.submit(*group(self.id, self.forks))
         if place == "queued":
             return
         if place == "unified":

@@ -76,7 +76,7 @@ def states(s: Scene) -> list[str]:
 @pytest.mark.parametrize("event", EVENTS)
 def test_forks_wait_until_their_leader_cannot_share(scene: Scene, event: str, place: str) -> None:
     """Nobody is left behind: a leader that ends or goes back to its queue sets them free in the same step."""
-    scene.reach(place, timeout_ms=0 if event == "deadline" else LONG_MS)
+    scene.reach(place)
     assert waiting(scene) == fork_ids(scene)
     assert queued(scene) == []
     check_integrity(scene.rooms)
