@@ -58,10 +58,12 @@ class Forked(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """`retracted`: the first leg of the queue was retracted before, so it goes ahead of all others."""
+    """`retracted`: the first leg of the queue was retracted before, so it goes ahead of all others.
+    `since_ms`: when the first one came, server time in ms since the epoch; 0: there is none."""
 
     legs: int
     retracted: bool
+    since_ms: float = 0
 
 
 class Moved(NamedTuple):

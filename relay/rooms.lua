@@ -480,12 +480,15 @@ local function earlier(keys, args)
   return known[1] and known or nil
 end
 
--- leg -> how many wait for it, and whether a retracted one is the first of them
+-- leg -> how many wait for it; of the first of them, whether it is a retracted one and since when it waits
 local function waiting(keys, args)
-  local queue = key(enter(keys), 'queue', args[1])
+  local c = enter(keys)
+  local queue = key(c, 'queue', args[1])
   local first = redis.call('ZRANGE', queue, 0, 0, 'WITHSCORES')
-  local retracted = first[2] and tonumber(first[2]) < (RETRACTED + 1) * CLASS_SPAN_MS
-  return { redis.call('ZCARD', queue), retracted and 1 or 0 }
+  if not first[1] then return { 0, 0, '0' } end
+  local retracted = tonumber(first[2]) < (RETRACTED + 1) * CLASS_SPAN_MS
+  local since = redis.call('HGET', key(c, 'req', first[1]), FIELDS_OF[args[1]] .. 'queued')
+  return { redis.call('ZCARD', queue), retracted and 1 or 0, since or '0' }
 end
 
 -- limit, id before which to start or '', owner or '*' -> id, record, id, record..., empty records among them if they

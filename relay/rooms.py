@@ -161,8 +161,10 @@ class Rooms:
 
     def waiting(self, leg: Leg) -> Waiting:
         """What queues for PREFILL (BOTH asks the same) or DECODE."""
-        legs, retracted = self._functions.call("waiting", Leg.DECODE if leg is Leg.DECODE else Leg.PREFILL)
-        return Waiting(legs, bool(retracted))
+        legs, retracted, since_ms = self._functions.call(
+            "waiting", Leg.DECODE if leg is Leg.DECODE else Leg.PREFILL
+        )
+        return Waiting(legs, bool(retracted), float(since_ms))
 
     # Owners
 

@@ -315,13 +315,18 @@ def test_workers_show_their_cards(rooms: Rooms) -> None:
 
 
 def test_what_waits_is_counted(rooms: Rooms) -> None:
-    assert rooms.waiting(Leg.BOTH) == (0, False)
+    assert rooms.waiting(Leg.BOTH) == (0, False, 0)
     first, *_ = submit(rooms, SMALL, SMALL)
-    assert rooms.waiting(Leg.PREFILL) == (2, False)
+    queued = rooms.waiting(Leg.PREFILL)
+    record = rooms.record(first)
+    assert record
+    assert queued == (2, False, record.timings.submitted)
     d = decode_alone(rooms, "D", first)
     rooms.release(d, Why.RETRACT)
-    assert rooms.waiting(Leg.PREFILL) == (2, True)
-    assert rooms.waiting(Leg.DECODE) == (0, False)
+    again = rooms.waiting(Leg.PREFILL)
+    assert again[:2] == (2, True)
+    assert again.since_ms > queued.since_ms
+    assert rooms.waiting(Leg.DECODE) == (0, False, 0)
 
 
 def test_claims_of_many_threads_never_meet(rooms: Rooms) -> None:
