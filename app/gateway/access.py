@@ -9,9 +9,10 @@ from app.gateway.keys import Caller
 from app.gateway.line import current_line
 from app.gateway.service import service
 
-# What a load balancer, Prometheus or a reader of the documentation asks for. None of it tells of a request.
-OPEN = frozenset({"/health", "/ready", "/ping", "/metrics", "/version", "/openapi.json", "/docs"})
-_OPEN_FOLDER = "/docs/"
+# What a load balancer, Prometheus or a reader of the documentation asks for, and the console page without its
+# data. None of it tells of a request.
+OPEN = frozenset({"/health", "/ready", "/ping", "/metrics", "/version", "/openapi.json", "/docs", "/console"})
+_OPEN_FOLDERS = ("/docs/", "/console/")
 
 
 def identify() -> None:
@@ -26,7 +27,7 @@ def identify() -> None:
 
 
 def _is_open(path: str) -> bool:
-    return path in OPEN or path.startswith(_OPEN_FOLDER)
+    return path in OPEN or path.startswith(_OPEN_FOLDERS)
 
 
 def caller() -> Caller:

@@ -17,12 +17,14 @@ from app.api import (
     cache,
     chat,
     completions,
+    console,
     files,
     generate,
     health,
     info,
     metrics,
     models,
+    pools,
     requests,
     responses,
     tokenization,
@@ -32,6 +34,7 @@ from app.gateway.follow import Follower
 from app.gateway.keys import KeyRing
 from app.gateway.line import current_line
 from app.gateway.meters import Meters
+from app.gateway.recent import Recent
 from app.gateway.service import KEY, Service, service
 from app.gateway.storage import Storage
 from app.openapi import openapi
@@ -59,15 +62,17 @@ RESOURCES = (
     batches,
     models,
     tokenization,
+    pools,
     info,
     cache,
     health,
     metrics,
     openapi,
+    console,
 )
 _PROBE_TIMEOUT_S = 0.2
 _TRACE = re.compile(r"[\x21-\x7e]{1,128}")
-_QUIET = ("/health", "/ready", "/ping", "/metrics")
+_QUIET = ("/health", "/ready", "/ping", "/metrics", "/v1/pools")
 
 
 def create_app(settings: Settings, ring: Callable[[Ring], object] | None = None) -> Flask:
@@ -112,6 +117,7 @@ def _service(settings: Settings, ring: Callable[[Ring], object]) -> Service:
         files=Files(rooms.redis, rooms.root),
         batches=all_batches,
         responses=Responses(rooms.redis, rooms.root),
+        recent=Recent(),
         probe=_probe(settings.redis_url),
         ring=ring,
     )
@@ -147,7 +153,7 @@ def _end(response: Response) -> Response:
     event(
         log,
         "http",
-        logging.DEBUG if request.path in _QUIET or current_line() else logging.INFO,
+        logging.DEBUG if _is_quiet(response) else logging.INFO,
         method=request.method,
         route=route,
         status=response.status_code,
@@ -155,3 +161,9 @@ def _end(response: Response) -> Response:
         trace=g.trace,
     )
     return response
+
+
+def _is_quiet(response: Response) -> bool:
+    """What is asked all the time, and lines of batches."""
+    polled = request.path in _QUIET or response.status_code == 304 or request.path.startswith("/console/")
+    return polled or current_line() is not None

@@ -10,6 +10,7 @@ from app.gateway.errors import unavailable
 from app.gateway.follow import Follower
 from app.gateway.keys import KeyRing
 from app.gateway.meters import Meters
+from app.gateway.recent import Recent
 from app.gateway.storage import Storage
 from relay.batches import Batches
 from relay.files import Files
@@ -43,6 +44,7 @@ class Service:
     files: Files
     batches: Batches
     responses: Responses
+    recent: Recent
     probe: Redis
     ring: Callable[[Ring], object]
 

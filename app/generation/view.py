@@ -57,6 +57,7 @@ def ledger(record: Record) -> dict[str, Any]:
         "prefill": _between(t.prefill_start, t.prefill_end),
         "transfer": transfer if t.ready else None,
         "admit": _between(t.ready, t.first_token),
+        "first_token": _between(t.submitted, t.first_token),
         "decode": _between(t.first_token, t.ended),
         "total": _between(t.submitted, t.ended),
         "attempts": record.attempts,

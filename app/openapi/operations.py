@@ -97,6 +97,7 @@ OPERATIONS = (
     ),
     Operation("POST", "/tokenize", "others", "Token ids of a text", shapes.Tokens, TokenizeBody),
     Operation("POST", "/detokenize", "others", "The text of token ids", shapes.Text, DetokenizeBody),
+    Operation("GET", "/v1/pools", "server", "Workers, their pages, and the queues", shapes.Pools),
     Operation("GET", "/version", "server", "Of kvrelay", shapes.Version),
     Operation("GET", "/load", "server", "Legs that wait and run", shapes.Load),
     Operation("GET", "/server_info", "server", "What is served, and by whom", shapes.Server),
@@ -111,4 +112,5 @@ OPERATIONS = (
     Operation("GET", "/health", "server", "This process is there", shapes.Health),
     Operation("GET", "/ready", "server", "Could a request be served now?", shapes.Ready),
     Operation("GET", "/metrics", "server", "For Prometheus", "text/plain"),
+    Operation("GET", "/console", "server", "A page for people", "text/html"),
 )

@@ -226,6 +226,42 @@ class Server(TypedDict):
     workers: list[Worker]
 
 
+class Queue(TypedDict):
+    legs: int
+    since: float | None
+
+
+class Pages(TypedDict):
+    free: int
+    held: int
+    cached: int
+    quarantined: int
+
+
+class PoolWorker(TypedDict):
+    id: str
+    name: str
+    host: str
+    role: Literal["prefill", "decode", "unified"]
+    running: int
+    waiting: int
+    slots: int
+    page_size: int
+    pages: Pages
+
+
+class Queues(TypedDict):
+    prefill: Queue
+    decode: Queue
+
+
+class Pools(TypedDict):
+    object: Literal["pools"]
+    model: str
+    queues: Queues
+    workers: list[PoolWorker]
+
+
 class ModelInfo(TypedDict):
     model_path: str
     is_generation: bool

@@ -1,0 +1,120 @@
+// The page /console/requests/<id>.
+
+import { Watched, ask, now } from "./api.js";
+import { Answer } from "./answer.js";
+import { byId, h, keep, say, show } from "./element.js";
+import { Frame } from "./frame.js";
+import { Poll } from "./poll.js";
+import { badge, hasEnded, timesOf } from "./state.js";
+import { follow } from "./stream.js";
+import { bytes, count, duration } from "./units.js";
+import { drawWaterfall } from "./waterfall.js";
+
+const SETTLE_MS = 5_000; // after its end the last spans come
+
+const id = decodeURIComponent(location.pathname.split("/").pop());
+const path = `/v1/requests/${encodeURIComponent(id)}`;
+const answer = new Answer();
+let request = null;
+let timeline = null;
+let following = null;
+
+async function refresh(signal) {
+  const [found, spans] = await Promise.all([
+    ask("GET", `${path}?after=${request?.position ?? 0}`, { signal }).then((response) => response.json()),
+    ask("GET", `${path}/timeline`, { signal }).then((response) => response.json()),
+  ]);
+  request = found;
+  timeline = spans;
+  render();
+  following ??= stream();
+  const endedMs = now() - request.created * 1000 - (request.ledger.total ?? 0);
+  return !hasEnded(request) || endedMs < SETTLE_MS;
+}
+
+function render() {
+  say(byId("model"), request.model);
+  const state = badge(request);
+  if (!byId("state").firstChild?.isEqualNode(state)) byId("state").replaceChildren(state);
+  show(byId("cancel"), !hasEnded(request));
+  show(byId("failure"), request.error !== null);
+  if (request.error) say(byId("failure"), request.error.message);
+  keep(byId("facts"), facts(), ([name]) => name, createFact, (fact, [, value]) => say(fact.lastChild, value));
+  say(byId("no-text"), hasEnded(request) ? "It wrote no text." : "Nothing was written yet.");
+  show(byId("no-text"), answer.empty);
+  draw();
+}
+
+function draw() {
+  if (!timeline) return;
+  const whole = document.querySelector("input[name=zoom]:checked").value === "whole";
+  show(byId("zoom"), timeline.spans.some((span) => span.name === "decode"));
+  show(byId("no-timeline"), timeline.spans.length === 0);
+  say(byId("no-timeline"), "Its workers told nothing of this request.");
+  drawWaterfall(byId("waterfall"), timeline, now() - timeline.arrived * 1000, whole);
+}
+
+function facts() {
+  const { usage, ledger } = request;
+  const times = timesOf(request, now());
+  const cached = usage.prompt_tokens_details?.cached_tokens;
+  const between = usage.completion_tokens > 1 && times.firstToken !== null ? times.decode / (usage.completion_tokens - 1) : null;
+  return [
+    ["Came", new Date(request.created * 1000).toLocaleString()],
+    ["First token", duration(times.firstToken)],
+    ["Between tokens", duration(between)],
+    ["Total", duration(times.total)],
+    ["Prompt", `${count(usage.prompt_tokens)} tokens${cached ? `, ${count(cached)} cached` : ""}`],
+    ["Output", `${count(usage.completion_tokens)} tokens${request.finish_reason ? `, ${request.finish_reason}` : ""}`],
+    ["KV sent", ledger.transfer ? `${bytes(ledger.transfer.bytes)}, ${duration(ledger.transfer.exposed_ms)} not hidden` : "–"],
+    ["Attempts", `${count(ledger.attempts)}${ledger.retractions ? `, ${count(ledger.retractions)} retracted` : ""}`],
+  ];
+}
+
+function createFact([name]) {
+  return h("div", {}, h("dt", {}, name), h("dd"));
+}
+
+/** All of the text, from its beginning. */
+async function stream() {
+  try {
+    for await (const { data } of follow(id, new AbortController().signal)) {
+      answer.write(data.text);
+      show(byId("no-text"), answer.empty);
+    }
+    answer.end();
+    poll.now();
+  } catch (problem) {
+    following = problem.kind === "key" ? null : following;
+    frame.refused(problem);
+  }
+}
+
+async function cancel() {
+  byId("cancel").disabled = true;
+  try {
+    await ask("DELETE", path);
+    poll.now();
+  } catch (problem) {
+    frame.refused(problem);
+  } finally {
+    byId("cancel").disabled = false;
+  }
+}
+
+function heard(problem) {
+  if (problem?.code === "request_not_found") {
+    poll.stop();
+    frame.gone(problem);
+  } else {
+    frame.heard(problem);
+  }
+}
+
+say(byId("title"), id);
+document.title = `${id} – kvrelay console`;
+const frame = new Frame(() => poll.now());
+const poll = new Poll(refresh, heard);
+byId("cancel").addEventListener("click", cancel);
+byId("zoom").addEventListener("change", draw);
+poll.now();
