@@ -1,6 +1,6 @@
 // Where the text of an answer appears, for eyes and for those who listen.
 
-import { byId, show } from "./element.js";
+import { byId } from "./element.js";
 
 const SENTENCE = /[.!?:]\s|\n/g;
 
@@ -24,7 +24,6 @@ export class Answer {
     if (!text) return;
     const box = this.#text;
     const atEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 8;
-    show(box, true);
     box.append(text);
     if (atEnd) box.scrollTop = box.scrollHeight;
     this.#unsaid += text;

@@ -74,7 +74,10 @@ export class Watched {
     const headers = { "Cache-Control": "max-age=1" };
     if (this.#etag) headers["If-None-Match"] = this.#etag;
     const response = await ask("GET", path, { headers, signal });
-    if (response.status === 304) return null;
+    if (response.status === 304) {
+      await response.text(); // else the browser counts it as cancelled
+      return null;
+    }
     const found = await response.json();
     this.#etag = response.headers.get("ETag");
     return found;

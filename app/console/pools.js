@@ -86,7 +86,7 @@ function updateWorker(element, worker) {
   const text = shown.map((state) => `${count(worker.pages[state])} ${state}`).join(" · ");
   bar.setAttribute("aria-label", `Of ${count(total)} pages: ${text}`);
   say(used, text);
-  say(size, `${count(total)} pages of ${worker.page_size}`);
+  say(size, `${count(total)} pages × ${worker.page_size} tokens`);
 }
 
 function legsText({ running, waiting, slots }) {

@@ -60,7 +60,7 @@ function facts() {
   const cached = usage.prompt_tokens_details?.cached_tokens;
   const between = usage.completion_tokens > 1 && times.firstToken !== null ? times.decode / (usage.completion_tokens - 1) : null;
   return [
-    ["Came", new Date(request.created * 1000).toLocaleString()],
+    ["Came", cameAt(new Date(request.created * 1000))],
     ["First token", duration(times.firstToken)],
     ["Between tokens", duration(between)],
     ["Total", duration(times.total)],
@@ -69,6 +69,11 @@ function facts() {
     ["KV sent", ledger.transfer ? `${bytes(ledger.transfer.bytes)}, ${duration(ledger.transfer.exposed_ms)} not hidden` : "–"],
     ["Attempts", `${count(ledger.attempts)}${ledger.retractions ? `, ${count(ledger.retractions)} retracted` : ""}`],
   ];
+}
+
+function cameAt(date) {
+  const today = date.toDateString() === new Date().toDateString();
+  return today ? date.toLocaleTimeString() : date.toLocaleString();
 }
 
 function createFact([name]) {

@@ -10,7 +10,7 @@ const KINDS = {
   send: "move",
   transfer: "move",
 };
-const TITLES = { chunk: "Chunks", send: "Layer groups sent" };
+const TITLES = { chunk: "Chunks", send: "Layer groups" };
 
 /** What a span does: `wait`, `compute`, `move`, or `other`. */
 export function kindOf(name) {
@@ -21,16 +21,13 @@ export function titleOf(name) {
   return TITLES[name] ?? name.charAt(0).toUpperCase() + name.slice(1).replaceAll("_", " ");
 }
 
-/** One lane per attempt, process and name, in order of their beginnings; a span without an end lasts until `nowMs`.
- * `depth` counts the parents of a lane's first span. */
+/** One lane per attempt, process and name: in order of their beginnings, and each behind its parent, `depth` levels
+ * down. A span without an end lasts until `nowMs`. */
 export function lanesOf(spans, nowMs) {
   const lanes = new Map();
   for (const span of spans) {
-    const key = [span.attempt, span.process, span.name].join("/");
-    if (!lanes.has(key)) {
-      const { attempt, process, name } = span;
-      lanes.set(key, { key, attempt, process, name, kind: kindOf(name), depth: depthOf(spans, span), spans: [] });
-    }
+    const key = keyOf(span);
+    if (!lanes.has(key)) lanes.set(key, laneOf(key, span, spans));
     const open = span.end_ms === null;
     lanes.get(key).spans.push({ ...span, open, end_ms: open ? Math.max(span.start_ms, nowMs) : span.end_ms });
   }
@@ -40,13 +37,25 @@ export function lanesOf(spans, nowMs) {
     lane.start_ms = lane.spans[0].start_ms;
     lane.busy_ms = covered(lane.spans);
   }
-  return found.sort((a, b) => a.attempt - b.attempt || a.start_ms - b.start_ms || a.depth - b.depth);
+  found.sort((a, b) => a.attempt - b.attempt || a.start_ms - b.start_ms);
+  return behindParents(found, found.filter((lane) => !lanes.has(lane.parent)), 0);
 }
 
-function depthOf(spans, span) {
-  let depth = 0;
-  for (let at = span.parent; at !== null && at !== undefined && spans[at] && depth < 4; at = spans[at].parent) depth += 1;
-  return depth;
+function keyOf({ attempt, process, name }) {
+  return [attempt, process, name].join("/");
+}
+
+function laneOf(key, span, spans) {
+  const { attempt, process, name } = span;
+  const parent = spans[span.parent];
+  return { key, attempt, process, name, kind: kindOf(name), parent: parent ? keyOf(parent) : null, spans: [] };
+}
+
+function behindParents(all, some, depth) {
+  return some.flatMap((lane) => {
+    const children = all.filter((each) => each.parent === lane.key && each !== lane);
+    return [{ ...lane, depth }, ...behindParents(all, children, depth + 1)];
+  });
 }
 
 /** How long at least one of these ran; they are sorted by their beginnings. */

@@ -38,6 +38,7 @@ def test_the_ledger_has_every_span_in_ms() -> None:
         "prefill": 40,
         "transfer": {"exposed_ms": 8, "bytes": 64, "descriptors": 2},
         "admit": 3,
+        "first_token": 63,
         "decode": 100,
         "total": 163,
         "attempts": 1,
@@ -47,8 +48,8 @@ def test_the_ledger_has_every_span_in_ms() -> None:
 
 def test_what_has_not_happened_is_null() -> None:
     view = record_view(record(Timings(submitted=1000), State.QUEUED), "m")
-    spans = ("queued", "bootstrap", "prefill", "transfer", "admit", "decode", "total")
-    assert [view["ledger"][span] for span in spans] == [None] * 7
+    spans = ("queued", "bootstrap", "prefill", "transfer", "admit", "first_token", "decode", "total")
+    assert [view["ledger"][span] for span in spans] == [None] * 8
     assert view["usage"]["total_tokens"] == 7
 
 
