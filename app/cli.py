@@ -11,7 +11,7 @@ from app.commands.options import no_color, without_color
 
 COMMANDS = (
     *("up", "gateway", "worker", "batches", "flower"),
-    *("batch", "key"),
+    *("batch", "key", "healthy"),
 )
 INTERRUPTED = 130
 

@@ -209,7 +209,7 @@ class Settings:
         """
         values = {}
         for each in fields(cls):
-            text = _text_of(each.name.upper(), env)
+            text = variable(each.name.upper(), env)
             if not text:
                 continue
             rule: Rule = each.metadata["rule"]
@@ -222,7 +222,11 @@ class Settings:
         return cls(**values)
 
 
-def _text_of(name: str, env: Mapping[str, str]) -> str:
+def variable(name: str, env: Mapping[str, str]) -> str:
+    """The value of NAME, or what is in the file that NAME_FILE names; empty: neither is there.
+
+    Raises SettingsError.
+    """
     text, path = env.get(name, "").strip(), env.get(f"{name}_FILE", "")
     if text or not path:
         return text

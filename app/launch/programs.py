@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from relay.routing import queue_for
+from relay.settings import variable
 
 VALKEY_MAX_MEMORY = "1gb"
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -52,12 +53,13 @@ def flower_env(host: str) -> dict[str, str]:
     """Flower asks for no password on the loopback address. Raises PermissionError where it would have to."""
     if host in _LOOPBACK:
         return {"FLOWER_UNAUTHENTICATED_API": "true"}
-    if not os.environ.get("FLOWER_BASIC_AUTH"):
+    users = variable("FLOWER_BASIC_AUTH", os.environ)
+    if not users:
         raise PermissionError(
-            f"Flower on {host} would let everyone end requests: set FLOWER_BASIC_AUTH=user:password"
-            " or HOST=127.0.0.1."
+            f"Flower on {host} would let everyone end requests: set FLOWER_BASIC_AUTH=user:password,"
+            " or FLOWER_BASIC_AUTH_FILE, or HOST=127.0.0.1."
         )
-    return {}
+    return {"FLOWER_BASIC_AUTH": users}
 
 
 def valkey_command(port: int, folder: Path) -> list[str]:
