@@ -24,6 +24,7 @@ from relay.settings import Settings
 from relay.tokenizer import Tokenizer
 from relay.worker_card import Incarnation, Load, WorkerCard
 from workers.control import Abort, Control, Order
+from workers.cores import usable_cores
 from workers.decode import DecodeLegs, UnifiedLegs
 from workers.device import choose_device
 from workers.doorbell import Doorbell, TaskHandle
@@ -72,7 +73,7 @@ class Worker:
         self._incarnation = Incarnation.here(self._boot)
         started = time.monotonic()
         event(log, "loading", model=settings.model_path, role=settings.role, dtype=settings.dtype)
-        torch.set_num_threads(settings.threads or len(os.sched_getaffinity(0)))
+        torch.set_num_threads(settings.threads or usable_cores())
         device = choose_device(settings.device)
         kernels = load_kernels(settings.kernels, device.type)
         model = load_model(settings.model_path, settings.dtype, device, kernels, settings.weights)

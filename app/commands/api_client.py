@@ -32,7 +32,7 @@ class ApiClient:
 
     def __init__(self, base_url: str, key: str) -> None:
         """`base_url` without /v1. `key` empty: none is needed."""
-        self._base_url = base_url.rstrip("/")
+        self.base_url = base_url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     def get(self, path: str) -> Object:
@@ -84,7 +84,7 @@ class ApiClient:
 
     def _open(self, method: str, path: str, data: Any = None, headers: dict[str, str] | None = None) -> Any:
         request = urllib.request.Request(
-            f"{self._base_url}{path}", data, self._headers | (headers or {}), method=method
+            f"{self.base_url}{path}", data, self._headers | (headers or {}), method=method
         )
         try:
             return urllib.request.urlopen(request, timeout=_TIMEOUT_S)
@@ -95,7 +95,7 @@ class ApiClient:
                 raise ApiAway(message) from None
             raise ApiRefused(error.code, message) from None
         except (OSError, HTTPException) as error:
-            raise ApiAway(f"{self._base_url} does not answer ({error}).") from error
+            raise ApiAway(f"{self.base_url} does not answer ({error}).") from error
 
 
 def _message(raw: bytes) -> str:
