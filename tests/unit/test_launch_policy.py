@@ -1,10 +1,12 @@
-"""What the launcher decides without touching anything: cores, backoff."""
+"""What the launcher decides without touching anything: cores, backoff, who may see Flower."""
 
 import os
+from pathlib import Path
 
 import pytest
 
 from app.launch.checks import CheckFailed, parse_cores, share_cores
+from app.launch.programs import flower_env
 from app.launch.supervisor import MAX_BACKOFF_S, backoff_s
 
 
@@ -50,3 +52,13 @@ def test_wrong_cores_are_named(usable: set[int], text: str, says: str) -> None:
         parse_cores(text)
     assert text in str(caught.value)
     assert says in str(caught.value)
+
+
+def test_flower_beyond_loopback_has_a_password(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("FLOWER_BASIC_AUTH", raising=False)
+    with pytest.raises(PermissionError, match="FLOWER_BASIC_AUTH=user:password"):
+        flower_env("0.0.0.0")
+    secret = tmp_path / "flower_auth"
+    secret.write_text("ann:secret\n")
+    monkeypatch.setenv("FLOWER_BASIC_AUTH_FILE", str(secret))
+    assert flower_env("0.0.0.0") == {"FLOWER_BASIC_AUTH": "ann:secret"}
