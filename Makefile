@@ -18,10 +18,10 @@ SORRY := Installation failed. The kernels are C++ and are built here: if that fa
 	that first.
 
 .DEFAULT_GOAL := help
-.PHONY: help install develop up test lint bench clients chaos clean
+.PHONY: help install develop up test lint bench clients chaos secrets compose-test clean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
 
 install: $(VENV)/.installed ## create .venv and install kvrelay with the default model
 
@@ -59,6 +59,12 @@ clients: develop ## drive kvrelay with clients that others wrote: make clients N
 
 chaos: develop ## kill processes at random under load: make chaos SEED=7 N=50
 	@$(BIN)/python -m tests.chaos --seed $(SEED) --n $(N) $(ARGS)
+
+secrets: ## make the passwords that docker-compose.yml mounts, in deploy/secrets
+	@deploy/secrets.sh
+
+compose-test: develop ## build the image, disturb its containers under load: needs Docker, or root on Debian
+	@$(BIN)/python -m tests.compose $(ARGS)
 
 clean: ## remove what was built and what ran; keeps .venv
 	@rm -rf var build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
