@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from relay.prompt_logprobs import PromptLogprobs
 from relay.request import Claimed, Finish, Hold, Record, Ring, State, Token
+from relay.stamps import Stamps
 
 
 class SubmitOutcome(StrEnum):
@@ -74,18 +75,18 @@ class Moved(NamedTuple):
 
 
 class Prefilled(NamedTuple):
-    """How the prefill of this attempt went, as seen from the call that reports it; `scores` of the prompt
-    where they were asked for."""
+    """How the prefill of this attempt went; `stamps` have its chunks. `scores` of the prompt where they were
+    asked for."""
 
-    cached_tokens: int
-    start_ms_ago: float
-    end_ms_ago: float
+    stamps: Stamps
     scores: PromptLogprobs | None = None
 
     @property
-    def told(self) -> tuple[int, float, float]:
-        """What goes into the record; scores have their own place."""
-        return self.cached_tokens, self.start_ms_ago, self.end_ms_ago
+    def told(self) -> tuple[int, str, str, str]:
+        """What goes into record and timeline; scores have their own place."""
+        assert self.stamps.prefill is not None
+        start, end = self.stamps.prefill
+        return self.stamps.cached_tokens, f"{start:.3f}", f"{end:.3f}", self.stamps.pack()
 
 
 class Transfer(NamedTuple):

@@ -5,6 +5,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from relay.sampling import SamplingParams
+from relay.server_clock import ServerClock
 
 MAX_PRIORITY = 100
 BATCH_PRIORITY = MAX_PRIORITY + 1  # of a line of a batch: everything else goes first
@@ -72,6 +73,7 @@ class Submission:
     `owner` names the API key it came with. The limits of that key (0: none) count prompts when they are
     submitted and answers when they end.
     `leader`: the request whose KV of the same prompt this one shares, if it comes about in time.
+    `spent_ms`: since the client's call arrived.
     """
 
     request_id: str
@@ -88,6 +90,7 @@ class Submission:
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
     leader: str | None = None
+    spent_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +111,7 @@ class Claimed:
     prefill_boot: str | None
     left_ms: float = field(compare=False)  # a repeated claim has less
     submitted_ms: float
+    clock: ServerClock = field(compare=False)  # since the claim was answered
     forks: int = 0
 
     @property

@@ -8,6 +8,7 @@
 -- <root>:req:<id>          hash    the record; p_* is the claim on the prefill leg, d_* on the decode leg
 -- <root>:prompt:<id>       string  prompt token ids, packed int32, until the end
 -- <root>:scores:<id>       string  log probabilities of the prompt, where they were asked for
+-- <root>:timeline:<id>    list    what happened to a request, see note()
 -- <root>:tok:<id>:0        stream  output position p is entry `p+1-1`, the end after n tokens is `n+1-2`
 -- <root>:queue:<leg>       zset    legs that wait, by rank
 -- <root>:forks:<id>        list    forks of a request: samples of its prompt that wait for its KV
@@ -39,6 +40,7 @@ local IDEMPOTENCY_TTL_MS = 86400000
 local MINUTE_MS = 60000
 local PACE_MS = 30000           -- how long a claim counts for the pace of the queue
 local MOST_ERRORS = 3           -- what is wrong in itself is not tried for ever
+local MOST_NOTES = 256          -- of a request's timeline: one that is handed back for ever does not grow for ever
 local REAP_BATCH = 256          -- how much one reap call does at most, so that it never stalls the server
 
 -- A unified worker's claim on both legs is kept as one on the decode leg, without a room.
@@ -87,6 +89,13 @@ end
 
 local function ago(c, ms)
   return string.format('%.3f', c.now - ms)
+end
+
+-- One entry of a request's timeline, as relay/timeline.py reads it. Some come twice where a call does.
+local function note(c, r, name, leg, detail)
+  local timeline = key(c, 'timeline', r.id)
+  if redis.call('LLEN', timeline) >= MOST_NOTES then return end
+  redis.call('RPUSH', timeline, cjson.encode({ name, c.stamp, leg, tonumber(r.tokens), detail or '' }))
 end
 
 --- Records ------------------------------------------------------------------------------------------------------
@@ -152,6 +161,7 @@ local function enqueue(c, r, leg)
   redis.call('ZADD', key(c, 'queue', leg), rank(r), r.id)
   local p = FIELDS_OF[leg]
   write(c, r, { [p .. 'queued'] = c.stamp, [p .. 'rung'] = c.stamp })
+  note(c, r, 'queued', leg)
   ring(c, leg, r)
 end
 
@@ -197,8 +207,10 @@ end
 
 --- Legs ---------------------------------------------------------------------------------------------------------
 
-local function give(c, r, leg, boot, nonce, lease_ms)
+local function give(c, r, asked, boot, nonce, lease_ms)
+  local leg = KEPT_AS[asked]
   local p = FIELDS_OF[leg]
+  note(c, r, 'claimed', asked, redis.call('HGET', key(c, 'worker', boot), 'name') or boot)
   redis.call('ZADD', key(c, 'lease'), later(c, lease_ms), r.id .. '/' .. leg)
   redis.call('HSET', key(c, 'legs', boot), nonce, r.id .. '/' .. leg)
   write(c, r, { fence = r.fence + 1, [p .. 'boot'] = boot, [p .. 'fence'] = r.fence + 1, [p .. 'nonce'] = nonce })
@@ -328,8 +340,9 @@ local function requeue_decode(c, r, why, caller)
   enqueue(c, r, 'decode')
 end
 
--- The owner of a leg is gone or gives it back.
-local function give_back(c, r, leg, why, caller)
+-- The owner of a leg is gone or gives it back. `reason` is for the timeline, `why` for the mail.
+local function give_back(c, r, leg, reason, why, caller)
+  note(c, r, 'released', leg, reason)
   if leg == 'decode' and room_state(c, r) == 'open' then
     requeue_decode(c, r, why, caller)
   else
@@ -363,6 +376,8 @@ local function end_request(c, r, state, outcome, held_text, caller)
   redis.call('DEL', key(c, 'prompt', r.id))
   redis.call('PEXPIRE', stream, r.result_ttl_ms)
   redis.call('PEXPIRE', key(c, 'scores', r.id), r.result_ttl_ms)
+  note(c, r, 'ended', '', state)
+  redis.call('PEXPIRE', key(c, 'timeline', r.id), r.result_ttl_ms)
   redis.call('PEXPIRE', key(c, 'req', r.id), r.result_ttl_ms)
   redis.call('ZREM', key(c, 'deadline'), r.id)
   redis.call('ZADD', key(c, 'ended'), later(c, r.result_ttl_ms), r.id .. '/' .. (r.owner or ''))
@@ -405,11 +420,12 @@ local function ring_earlier(c, group, first)
 end
 
 -- timeout_ms, kind, idempotency key, body hash, max_open_requests, max_open_bytes, result_ttl_ms, priority, owner,
--- requests and tokens per minute, then of each request: id, prompt, params, prompt_tokens, limit_tokens, leader or ''
+-- requests and tokens per minute, ms since the call arrived, then of each request: id, prompt, params, prompt_tokens,
+-- limit_tokens, leader or ''
 -- -> outcome, id of the first, rings, ms after which it may come again
 local function submit(keys, args)
   local c = enter(keys)
-  local group, bytes, tokens = group_of(args, 12)
+  local group, bytes, tokens = group_of(args, 13)
   local first = group[1].id
   local idempotency = args[3] ~= '' and key(c, 'idem', args[3])
   local owner, most_requests, most_tokens = args[9], tonumber(args[10]), tonumber(args[11])
@@ -445,7 +461,9 @@ local function submit(keys, args)
     redis.call('ZADD', key(c, 'requests'), c.stamp, r.id)
     redis.call('ZADD', key(c, 'owned', owner), c.stamp, r.id)
     redis.call('ZADD', key(c, 'deadline'), r.deadline, r.id)
+    note(c, r, 'submitted', '', args[12])
     if r.leader then
+      note(c, r, 'waits', '', r.leader)
       redis.call('RPUSH', key(c, 'forks', r.leader), r.id)
     else
       enqueue(c, r, 'prefill')
@@ -472,6 +490,13 @@ end
 -- id -> the record, empty if there is none
 local function record(keys, args)
   return redis.call('HGETALL', key(enter(keys), 'req', args[1]))
+end
+
+-- id -> the record, the entries of its timeline, now
+local function timeline(keys, args)
+  local c = enter(keys)
+  local entries = redis.call('LRANGE', key(c, 'timeline', args[1]), 0, -1)
+  return { redis.call('HGETALL', key(c, 'req', args[1])), entries, c.stamp }
 end
 
 -- idempotency key -> id and body hash of the request it stands for, or nil
@@ -550,7 +575,7 @@ local function claimed(c, r, leg)
   local prompt = redis.call('GET', key(c, 'prompt', r.id))
   local left_ms, forks = string.format('%.3f', r.deadline - c.now), redis.call('LLEN', key(c, 'forks', r.id))
   return { r.id, r[p .. 'fence'], r[p .. 'nonce'], r.room or '0', r.attempt, r.solo or '0', prompt, emitted,
-           params, r.p_boot or '', left_ms, r.submitted, forks, c.rings }
+           params, r.p_boot or '', left_ms, r.submitted, forks, c.stamp, c.rings }
 end
 
 -- leg, boot, nonce, room, free_tokens, capacity_tokens, lease_ms, wanted -> see claimed(), or nil
@@ -578,7 +603,7 @@ local function claim(keys, args)
     write(c, r, { state = 'prefill', room = room, claimed = c.stamp })
     enqueue(c, r, 'decode')
   else
-    give(c, r, 'decode', boot, nonce, args[7])
+    give(c, r, leg, boot, nonce, args[7])
     write(c, r, { decode_claimed = c.stamp })
     forget_retraction(c, r)
     if leg == 'both' then write(c, r, { state = 'decode', claimed = c.stamp }) end
@@ -606,7 +631,7 @@ local function claim_forks(keys, args)
     if not id then break end
     local r = read(c, id)
     stop_waiting(c, r)
-    give(c, r, 'decode', boot, nonce, lease_ms)
+    give(c, r, 'both', boot, nonce, lease_ms)
     write(c, r, { state = 'decode', claimed = c.stamp, decode_claimed = c.stamp })
     table.insert(got, claimed(c, r, 'both'))
   end
@@ -630,6 +655,7 @@ local function publish(keys, args)
   local where = { 'peer', r.d_boot, 'nonce', r.d_nonce, 'pages', args[6], 'row', args[7] }
   redis.call('HSET', key(c, 'room', r.room), 'state', 'published', unpack(where))
   write(c, r, { published = c.stamp })
+  note(c, r, 'published', 'decode')
   mail(c, r.p_boot, 'event', 'published', 'id', r.id, 'room', r.room, unpack(where))
   return done(c)
 end
@@ -641,12 +667,12 @@ local function published(keys, args)
   return { values[2], values[3], values[4], values[5] }
 end
 
-local function note_prefill(c, r, cached_tokens, start_ms_ago, end_ms_ago)
-  local start, stop = ago(c, start_ms_ago), ago(c, end_ms_ago)
+local function note_prefill(c, r, leg, cached_tokens, start, stop, stamps)
   write(c, r, { cached_tokens = cached_tokens, prefill_start = start, prefill_end = stop })
+  note(c, r, 'stamps', leg, stamps)
 end
 
--- hold, room, cached_tokens, start_ms_ago, end_ms_ago, transfer us, bytes, descriptors -> ok, rings
+-- hold, room, cached_tokens, start and end of prefill, stamps, transfer us, bytes, descriptors -> ok, rings
 local function kv_ready(keys, args)
   local c = enter(keys)
   local r = owned(c, args, KV_READY_IN)
@@ -655,9 +681,10 @@ local function kv_ready(keys, args)
   if room_state(c, r) ~= 'published' then return STALE end
   redis.call('HSET', key(c, 'room', r.room), 'state', 'sealed')
   take(c, r, 'prefill')
-  note_prefill(c, r, args[6], args[7], args[8])
-  write(c, r, { state = 'ready', ready = c.stamp, transfer_us = args[9], transfer_bytes = args[10],
-                transfer_descriptors = args[11] })
+  note_prefill(c, r, 'prefill', args[6], args[7], args[8], args[9])
+  write(c, r, { state = 'ready', ready = c.stamp, transfer_us = args[10], transfer_bytes = args[11],
+                transfer_descriptors = args[12] })
+  note(c, r, 'ready', 'prefill')
   mail(c, r.d_boot, 'event', 'ready', 'id', r.id, 'room', r.room)
   return done(c)
 end
@@ -684,7 +711,9 @@ local function append(c, r, e)
     n = n + 1
   end
   if n > tonumber(r.tokens) then
+    local first = r.state == 'ready' or e.prefilled
     write(c, r, { state = 'decode', tokens = n, first_token = r.first_token or c.stamp })
+    if first then note(c, r, 'first', 'decode') end
   end
 end
 
@@ -693,8 +722,8 @@ local function emit_one(c, e)
   if not r then return { 'stale', 0, {} } end
   if r.state == 'finished' then return { 'done', 0, {} } end
   if e.start > tonumber(r.tokens) then return { 'gap', tonumber(r.tokens), {} } end
+  if e.prefilled then note_prefill(c, r, 'both', unpack(e.prefilled)) end
   append(c, r, e)
-  if e.prefilled then note_prefill(c, r, unpack(e.prefilled)) end
   if not e.finish then return { 'ok', 0, {} } end
   local outcome = { finish_reason = e.finish.reason, stop_reason = e.finish.stop_reason }
   c.rings = {}
@@ -710,11 +739,12 @@ local function emit(keys, args)
   return answers
 end
 
--- hold, why -> ok, rings
+-- hold, why, stamps or '' -> ok, rings
 local function release(keys, args)
   local c = enter(keys)
   local r, leg = owned(c, args)
   if not r then return STALE end
+  if args[6] ~= '' then note(c, r, 'stamps', leg, args[6]) end
   if args[5] == 'error' then
     write(c, r, { errors = (r.errors or 0) + 1 })
     if tonumber(r.errors) >= MOST_ERRORS then
@@ -726,7 +756,7 @@ local function release(keys, args)
     redis.call('SADD', key(c, 'retracted', r.d_boot), r.id)
     write(c, r, { retractions = r.retractions + 1, retracted_by = r.d_boot })
   end
-  give_back(c, r, leg, 'requeued', leg)
+  give_back(c, r, leg, args[5], 'requeued', leg)
   return done(c)
 end
 
@@ -769,7 +799,7 @@ local function give_back_unlisted(c, boot, listed)
   for i = 1, #legs, 2 do
     if not listed[legs[i]] then
       local id, leg = legs[i + 1]:match('^(.*)/(%l+)$')
-      give_back(c, read(c, id), leg, 'requeued', leg)
+      give_back(c, read(c, id), leg, 'forgotten', 'requeued', leg)
     end
   end
 end
@@ -868,7 +898,7 @@ local function expire(c, r, leg, suspect_after)
   local attempt = r.attempt + 1
   write(c, r, { attempt = attempt })
   if attempt >= suspect_after then write(c, r, { solo = 1 }) end
-  give_back(c, r, leg, 'expired')
+  give_back(c, r, leg, 'expired', 'expired')
 end
 
 local function live_slots(c)
@@ -946,6 +976,7 @@ local FUNCTIONS = {
   { 'settle', settle, MOVES },
   { 'reap', reap, MOVES },
   { 'record', record, READS },
+  { 'timeline', timeline, READS },
   { 'earlier', earlier, READS },
   { 'published', published, READS },
   { 'waiting', waiting, READS },

@@ -6,6 +6,7 @@ stale. All raise redis.exceptions.ConnectionError or TimeoutError when the serve
 """
 
 import json
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -38,6 +39,9 @@ from relay.prompt_logprobs import PromptLogprobs
 from relay.redis_client import command_client
 from relay.request import Claimed, Hold, Leg, Record, Ring, State, Submission, Timings, Why
 from relay.sampling import SamplingParams
+from relay.server_clock import ServerClock
+from relay.stamps import Stamps
+from relay.timeline import Entry, Timeline
 from relay.worker_card import Incarnation, Load, WorkerCard
 
 RESULT_TTL_MS = 3_600_000
@@ -75,6 +79,7 @@ class Rooms:
                 first.owner,
                 first.requests_per_minute,
                 first.tokens_per_minute,
+                f"{first.spent_ms:.3f}",
                 *(part for s in (first, *others) for part in _member(s)),
             )
         except OutOfMemoryError:
@@ -108,6 +113,11 @@ class Rooms:
 
     def record(self, request_id: str) -> Record | None:
         return _record(request_id, self._functions.call("record", request_id))
+
+    def timeline(self, request_id: str) -> Timeline | None:
+        fields, entries, now = self._functions.call("timeline", request_id)
+        record = _record(request_id, fields)
+        return Timeline(record, [Entry.unpack(e) for e in entries], float(now)) if record else None
 
     def scores(self, request_id: str) -> PromptLogprobs | None:
         """Of its prompt, if they were asked for and are known."""
@@ -204,9 +214,10 @@ class Rooms:
         if prefilled is not None and prefilled.scores is not None:
             self._functions.call("note_scores", *_hold(hold), prefilled.scores.pack())
 
-    def release(self, hold: Hold, why: Why) -> Moved:
-        """Give a leg back unfinished; it counts as no attempt."""
-        return _moved(self._functions.call("release", *_hold(hold), why))
+    def release(self, hold: Hold, why: Why, stamps: Stamps | None = None) -> Moved:
+        """Give a leg back unfinished; it counts as no attempt. `stamps`: what was done until then."""
+        told = stamps.pack() if stamps else ""
+        return _moved(self._functions.call("release", *_hold(hold), why, told))
 
     def fail(self, hold: Hold, code: str, message: str) -> Moved:
         """End the request with an error that another attempt would meet again."""
@@ -321,7 +332,7 @@ def _claim(leg: Leg, reply: list[Any]) -> Claim:
 
 def _claimed(leg: Leg, reply: list[Any]) -> Claimed:
     request_id, fence, nonce, *rest = reply
-    room, attempt, solo, prompt, emitted, params, prefill_boot, left, submitted, forks, _ = rest
+    room, attempt, solo, prompt, emitted, params, prefill_boot, left, submitted, forks, now, _ = rest
     return Claimed(
         hold=Hold(request_id.decode(), leg, int(fence), nonce.decode()),
         room=int(room),
@@ -334,6 +345,7 @@ def _claimed(leg: Leg, reply: list[Any]) -> Claimed:
         left_ms=float(left),
         submitted_ms=float(submitted),
         forks=forks,
+        clock=ServerClock(float(now), time.monotonic()),
     )
 
 

@@ -13,6 +13,7 @@ from relay.geometry import Geometry
 from relay.request import Claimed, Hold, Leg, Ring
 from relay.rooms import Rooms
 from relay.sampling import SamplingParams
+from relay.server_clock import ServerClock
 from relay.settings import Settings
 from relay.worker_card import Incarnation, Load, WorkerCard
 from workers.calls import Calls
@@ -262,5 +263,6 @@ def claimed(leg: Leg, number: int = 1, tokens: int = 20, emitted: Sequence[int] 
         "prefill_boot": "P" if leg is Leg.DECODE else None,
         "left_ms": 60_000.0,
         "submitted_ms": float(number),
+        "clock": ServerClock(0.0, 0.0),
     }
     return Claimed(**fields | more)

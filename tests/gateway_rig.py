@@ -20,6 +20,8 @@ from relay.geometry import Geometry
 from relay.model_file import default_model_path
 from relay.request import Claimed, Finish, Leg, Token
 from relay.rooms import Rooms
+from relay.stamps import Stamps
+from relay.stretches import Stretch
 from relay.tokenizer import Tokenizer
 from relay.worker_card import Incarnation, Load, WorkerCard
 from tests.servers import free_port
@@ -228,7 +230,10 @@ class ScriptedWorker:
         """Append tokens, from `start` if there are none; a unified worker reports its prefill too."""
         if start is None:
             start = tokens[0].position if tokens else 0
-        prefilled = Prefilled(3, 20.0, 10.0) if start == 0 and claimed.hold.leg is Leg.BOTH else None
+        prefilled = None
+        if start == 0 and claimed.hold.leg is Leg.BOTH:
+            begun = claimed.clock.server_ms
+            prefilled = Prefilled(Stamps(3, chunks=(Stretch(begun, begun + 10.0, len(claimed.prompt_ids)),)))
         emission = Emission(claimed.hold, start, tokens, finish, prefilled)
         (emitted,) = self.rooms.emit([emission])
         return emitted.outcome

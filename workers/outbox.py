@@ -2,6 +2,7 @@
 
 from relay.answers import Emission, EmitOutcome, Emitted, Prefilled
 from relay.request import Claimed, Finish, Token
+from relay.stamps import Stamps
 from relay.tokenizer import Tokenizer
 from workers.detokenize import Detokenizer
 from workers.engine.messages import Ending, Produced, Prompted, Sampled
@@ -18,6 +19,7 @@ class Outbox:
 
     def __init__(self, tokenizer: Tokenizer, claimed: Claimed) -> None:
         self._hold = claimed.hold
+        self._clock = claimed.clock
         self._silent = claimed.params.max_tokens == 0
         self._include_stop = claimed.params.include_stop_str_in_output
         self._detokenizer = Detokenizer(tokenizer, claimed.prompt_ids, claimed.params)
@@ -54,11 +56,11 @@ class Outbox:
         """There is something that the server does not have yet."""
         return self._sent < len(self._tokens) or self.finish is not None
 
-    def emission(self, now: float) -> Emission:
-        """What to send next: the same again until `answer` tells how it went. `now`: monotonic seconds."""
+    def emission(self) -> Emission:
+        """What to send next: the same again until `answer` tells how it went."""
         end = self._sent + _MOST_TOKENS
         finish = self.finish if end >= len(self._tokens) else None
-        return Emission(self._hold, self._sent, self._tokens[self._sent : end], finish, self._prefilled(now))
+        return Emission(self._hold, self._sent, self._tokens[self._sent : end], finish, self._prefilled())
 
     def answer(self, emission: Emission, emitted: Emitted) -> None:
         """The server has the tokens of `emission` now, or misses some before it.
@@ -73,11 +75,11 @@ class Outbox:
         else:
             raise ValueError(f"the server answers {emitted} to tokens from {emission.start_position} on")
 
-    def _prefilled(self, now: float) -> Prefilled | None:
+    def _prefilled(self) -> Prefilled | None:
         if self._prompted is None:
             return None
-        cached_tokens, started, ended, scores = self._prompted
-        return Prefilled(cached_tokens, (now - started) * 1e3, (now - ended) * 1e3, scores)
+        cached_tokens, chunks, scores = self._prompted
+        return Prefilled(Stamps.told(self._clock, cached_tokens, chunks), scores)
 
     def _append(self, sampled: Sampled) -> None:
         text, stop = self._detokenizer.push(sampled.token_id)

@@ -168,8 +168,7 @@ class OutputThread:
         """One call for all these legs."""
         if not keys:
             return
-        now = time.monotonic()
-        batch = [self._outboxes[key].emission(now) for key in keys]
+        batch = [self._outboxes[key].emission() for key in keys]
         try:
             answers = self._rooms.emit(batch)
         except AWAY as error:

@@ -11,6 +11,8 @@ from relay.geometry import GeometryMismatch
 from relay.log import event as log_event
 from relay.mailbox import Ask, Ended, Mail, Published
 from relay.request import Claimed, Hold, Leg, Why
+from relay.stamps import Stamps
+from relay.stretches import Stretch
 from relay.worker_card import WorkerCard
 from workers.doorbell import TaskHandle
 from workers.engine.messages import Admitted, Drop, Failed, LegEvent, Prefill, Prefilled
@@ -39,8 +41,10 @@ class PrefillLeg:
     pages: int = 0
     cached_tokens: int = 0
     destination: Destination | None = None  # once published
+    published_at: float | None = None  # when this worker heard of it, monotonic
     peer: WorkerCard | None = None  # from bootstrap on
     prefilled: Prefilled | None = None
+    sends: tuple[Stretch, ...] = ()  # told with the end of the transfer
     leaving: bool = False  # a call that gives it back or fails it is on its way
     over_at: float | None = None  # not ours any more since then (monotonic): its pages wait for Settled
 
@@ -51,6 +55,12 @@ class PrefillLeg:
     @property
     def over(self) -> bool:
         return self.over_at is not None
+
+    @property
+    def stamps(self) -> Stamps:
+        """What was done for this leg so far."""
+        chunks = self.prefilled.chunks if self.prefilled is not None else ()
+        return Stamps.told(self.claimed.clock, self.cached_tokens, chunks, self.sends, self.published_at)
 
     @property
     def unsent(self) -> bool:
@@ -132,6 +142,7 @@ class PrefillLegs(Legs):
         if leg is None or leg.over or leg.leaving or leg.destination is not None:
             return
         leg.destination = Destination(where.peer_boot, where.pages, where.row, seal_nonce(where.nonce))
+        leg.published_at = time.monotonic()
         self._bootstrap(leg)
 
     def _bootstrap(self, leg: PrefillLeg) -> None:
@@ -176,6 +187,7 @@ class PrefillLegs(Legs):
             case Sent() if not leg.over:
                 self._ready(leg, event)
             case SendFailed():
+                leg.sends = event.sends
                 log_event(
                     log,
                     "send_failed",
@@ -190,17 +202,12 @@ class PrefillLegs(Legs):
 
     def _ready(self, leg: PrefillLeg, sent: Sent) -> None:
         assert leg.prefilled is not None
-        hold, room, prefilled = leg.claimed.hold, leg.claimed.room, leg.prefilled
+        hold, room = leg.claimed.hold, leg.claimed.room
+        leg.sends = sent.sends
+        computed = answers.Prefilled(leg.stamps, leg.prefilled.scores)
+        transfer = answers.Transfer(sent.exposed_us, sent.bytes, sent.descriptors)
 
         def ready() -> Moved:
-            now = time.monotonic()
-            computed = answers.Prefilled(
-                leg.cached_tokens,
-                (now - prefilled.started) * 1e3,
-                (now - prefilled.ended) * 1e3,
-                prefilled.scores,
-            )
-            transfer = answers.Transfer(sent.exposed_us, sent.bytes, sent.descriptors)
             return self._desk.rooms.kv_ready(hold, room, computed, transfer)
 
         def then(reply: Moved | None) -> None:
@@ -243,12 +250,12 @@ class PrefillLegs(Legs):
         if leg.over or leg.leaving:
             return
         leg.leaving = True
-        hold = leg.claimed.hold
+        hold, stamps = leg.claimed.hold, leg.stamps
 
         def then(released: Moved | None) -> None:
             self._lose(leg, why.value if released is not None and released.ok else "lost")
 
-        self._desk.call(lambda: self._desk.rooms.release(hold, why), then)
+        self._desk.call(lambda: self._desk.rooms.release(hold, why, stamps), then)
 
     def _fail(self, leg: PrefillLeg, code: str, message: str) -> None:
         if leg.over or leg.leaving:

@@ -21,6 +21,7 @@ from app.gateway.recent import RECENT_S
 from app.gateway.service import Service, service
 from app.gateway.sse import PING, event_stream, frame
 from app.generation.submit import current_body, ring_all, submit_all
+from app.generation.timeline_view import timeline_view
 from app.generation.view import end_view, finite, links, record_view, token_view
 from relay.request import Record, Token
 from relay.tokens import End
@@ -119,6 +120,16 @@ def stream(request_id: str) -> Response:
         )
     watch = s.follower.follow(request_id, start)
     return event_stream(_frames(s, watch, request.environ), watch.close)
+
+
+@resource.get("/v1/requests/<request_id>/timeline")
+def timeline(request_id: str) -> Response:
+    s = service()
+    _find(s, request_id)
+    found = s.rooms.timeline(request_id)
+    if found is None:
+        raise unknown_request(request_id)
+    return jsonify(timeline_view(found))
 
 
 def _frames(s: Service, watch: Watch, environ: dict[str, Any]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 import logging
 import secrets
+import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
@@ -129,6 +130,7 @@ def submit_all(
         owner=who.name,
         requests_per_minute=who.requests_per_minute,
         tokens_per_minute=who.tokens_per_minute,
+        spent_ms=1000 * (time.monotonic() - g.began),
     )
     submitted = service.rooms.submit(*_group(first, prompts, limits, samples, body.seed is not None))
     if submitted.outcome is SubmitOutcome.CONFLICT:

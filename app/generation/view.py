@@ -10,7 +10,7 @@ LEAST_LOGPROB = -9999.0  # JSON has no infinity
 
 def links(request_id: str) -> dict[str, str]:
     here = f"/v1/requests/{request_id}"
-    return {"self": here, "stream": f"{here}/stream", "cancel": here}
+    return {"self": here, "stream": f"{here}/stream", "timeline": f"{here}/timeline", "cancel": here}
 
 
 def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int | None) -> dict[str, Any]:

@@ -42,6 +42,9 @@ OPERATIONS = (
         query=(("after", "integer"),),
     ),
     Operation(
+        "GET", "/v1/requests/{request_id}/timeline", "requests", "Where its time went", shapes.Timeline
+    ),
+    Operation(
         *("POST", "/v1/completions", "openai", "Go on with a text", shapes.Completion, CompletionBody),
         streams=True,
     ),

@@ -32,6 +32,7 @@ class Usage(TypedDict):
 class Links(TypedDict):
     self: str
     stream: str
+    timeline: str
     cancel: str
 
 
@@ -60,6 +61,27 @@ class Request(TypedDict):
     position: NotRequired[int]
     token_ids: NotRequired[list[int]]
     logprobs: NotRequired[list[list[list[float]]]]
+
+
+class Span(TypedDict):
+    """`start_ms` and `end_ms` since the request arrived; `parent` is a place in the list."""
+
+    name: str
+    process: str
+    attempt: int
+    start_ms: float
+    end_ms: float | None
+    parent: int | None
+    attributes: Names
+
+
+class Timeline(TypedDict):
+    id: str
+    status: Literal["queued", "prefill", "ready", "decode", "finished", "failed", "cancelled"]
+    arrived: float
+    now_ms: float
+    attempts: int
+    spans: list[Span]
 
 
 class Requests(TypedDict):

@@ -10,13 +10,15 @@ from relay.mailbox import Mail, Mailbox
 from relay.request import Finish, Hold, Leg, State, Submission, Token, Why, member_id
 from relay.rooms import Rooms
 from relay.sampling import SamplingParams
+from relay.stamps import Stamps
+from relay.stretches import Stretch
 from relay.worker_card import Incarnation, Load, WorkerCard
 from tests.servers import RedisServer
 
 LONG_MS = 600_000
 ROOMY = 1_000  # tokens
 LOAD = Load(4, ROOMY, 0, 0, 10, 0, 0, 0)
-PREFILLED = Prefilled(cached_tokens=2, start_ms_ago=20.0, end_ms_ago=5.0)
+PREFILLED = Prefilled(Stamps(2, chunks=(Stretch(1.7e12, 1.7e12 + 15.0, 3),)))
 TRANSFER = Transfer(us=300, bytes=4096, descriptors=2)
 
 _ids = itertools.count(1)

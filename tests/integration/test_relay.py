@@ -2,6 +2,7 @@
 
 import random
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -214,6 +215,45 @@ def test_the_ledger_of_a_request_is_complete_and_ordered(pair: Relay, words: Wor
     assert t.transfer_descriptors > 0
 
 
+def test_the_timeline_of_a_relay_has_each_chunk_and_each_write(pair: Relay, words: Words) -> None:
+    request_id = pair.submit(words(150, seed=44), max_tokens=5, ignore_eos=True)
+    pair.wait(request_id)
+    timeline = pair.rooms.timeline(request_id)
+    assert timeline
+    spans, t = timeline.spans(), timeline.record.timings
+    prefill_worker, decode_worker = (
+        next(card.name for card in pair.cards() if card.role == role) for role in ("prefill", "decode")
+    )
+    tree = Counter((s.name, s.process, "" if s.parent is None else spans[s.parent].name) for s in spans)
+    assert tree.pop(("send", prefill_worker, "transfer")) >= 3 * 5  # chunks x groups of layers
+    assert tree == {
+        ("accept", "gateway", ""): 1,
+        ("queued", "gateway", ""): 1,
+        ("bootstrap", prefill_worker, ""): 1,
+        ("queued", "gateway", "bootstrap"): 1,
+        ("reserve", decode_worker, "bootstrap"): 1,
+        ("wait", prefill_worker, ""): 1,
+        ("prefill", prefill_worker, ""): 1,
+        ("chunk", prefill_worker, "prefill"): 3,
+        ("transfer", prefill_worker, ""): 1,
+        ("seal", prefill_worker, "transfer"): 1,
+        ("admit", decode_worker, ""): 1,
+        ("decode", decode_worker, ""): 1,
+    }
+    by_name = {s.name: s for s in spans}
+    assert all(s.end_ms is not None and t.submitted <= s.start_ms <= s.end_ms <= t.ended for s in spans)
+    assert sum(s.attributes["tokens"] for s in spans if s.name == "chunk") == 150
+    assert sum(s.attributes["bytes"] for s in spans if s.name == "send") == t.transfer_bytes
+    assert {s.attributes["layers"] for s in spans if s.name == "send"} == {
+        *("0-5", "6-11", "12-17", "18-23", "24-29")
+    }
+    assert by_name["transfer"].end_ms <= by_name["admit"].start_ms  # type: ignore[operator]
+    assert (by_name["prefill"].start_ms, by_name["prefill"].end_ms) == pytest.approx(
+        (t.prefill_start, t.prefill_end), abs=0.01
+    )
+    assert by_name["decode"].attributes == {"tokens": 5}
+
+
 def test_the_ledger_of_one_worker_has_its_prefill_too(alone: Relay, words: Words) -> None:
     prompt = words(100, seed=43)
     for cached_tokens in (0, 96):
@@ -223,6 +263,12 @@ def test_the_ledger_of_one_worker_has_its_prefill_too(alone: Relay, words: Words
         t = record.timings
         assert 0 < t.submitted <= t.claimed <= t.prefill_start < t.prefill_end <= t.first_token <= t.ended
         assert (record.cached_tokens, t.transfer_bytes) == (cached_tokens, 0)
+        timeline = alone.rooms.timeline(request_id)
+        assert timeline
+        spans = timeline.spans()
+        assert [s.name for s in spans[:4]] == ["accept", "queued", "prefill", "wait"]
+        assert sum(s.attributes["tokens"] for s in spans if s.name == "chunk") == 100 - cached_tokens
+        assert (spans[-1].name, spans[-1].end_ms) == ("decode", t.ended)
 
 
 def test_running_legs_are_running_tasks(pair: Relay, words: Words) -> None:

@@ -438,7 +438,7 @@ def test_a_unified_worker_reports_its_prefill_with_tokens(scene: Scene) -> None:
     scene.rooms.emit([scene.emission(0, 1)._replace(prefilled=PREFILLED)])
     record = scene.rooms.record(scene.id)
     assert record
-    assert record.cached_tokens == PREFILLED.cached_tokens
+    assert record.cached_tokens == PREFILLED.stamps.cached_tokens
     assert record.timings.prefill_end - record.timings.prefill_start == pytest.approx(15, abs=0.01)
 
 

@@ -9,7 +9,7 @@ from relay.answers import Emission, Prefilled
 from relay.prompt_logprobs import PromptLogprobs
 from relay.request import Finish, Leg
 from relay.rooms import Rooms
-from tests.integration.scene import TRANSFER, claim, submission, tokens
+from tests.integration.scene import PREFILLED, TRANSFER, claim, submission, tokens
 
 
 def scores(value: float) -> PromptLogprobs:
@@ -18,7 +18,7 @@ def scores(value: float) -> PromptLogprobs:
 
 
 def prefilled(value: float) -> Prefilled:
-    return Prefilled(2, 20.0, 5.0, scores(value))
+    return PREFILLED._replace(scores=scores(value))
 
 
 def values(rooms: Rooms, request_id: str) -> Any:

@@ -555,7 +555,7 @@ def forks(worker: Worker, *numbers: int, rings: tuple[Ring, ...] = ()) -> list[C
 def arrive(worker: Worker, leg: Claimed) -> None:
     """The KV of the prompt comes into the pool, in the way of this role."""
     if worker.legs.takes is Leg.BOTH:
-        worker.legs.on_engine(Prefilled(leg.hold.nonce, FIRST, 1.0, 2.0))
+        worker.legs.on_engine(Prefilled(leg.hold.nonce, FIRST))
     else:
         worker.publish(leg)
         worker.run(leg)
@@ -585,7 +585,7 @@ def test_forks_begin_once_the_kv_of_their_prompt_is_here(kind: type[DecodeLegs])
     assert [worker.legs.request_of(beside) for beside in task.beside] == ["req_11", "req_12"]
 
     for fork in granted:
-        worker.legs.on_engine(Prefilled(fork.hold.nonce, FIRST, 1.0, 2.0))
+        worker.legs.on_engine(Prefilled(fork.hold.nonce, FIRST))
     worker.flush()
     assert worker.server.names().count("claim_forks") == 1, "forks have none"
     for number, each in enumerate([leg, *granted]):

@@ -87,7 +87,9 @@ def test_how_a_prompt_was_computed_is_told_with_its_first_token() -> None:
         first, *others = (produced for produced in rig.produced if produced.key == key)
         assert first.prompted is not None
         assert first.prompted.cached_tokens == cached_tokens
-        assert first.prompted.started <= first.prompted.ended
+        assert sum(chunk.amount for chunk in first.prompted.chunks) == 14 - cached_tokens
+        moments = [moment for chunk in first.prompted.chunks for moment in chunk[:2]]
+        assert moments == sorted(moments)
         assert {produced.prompted for produced in others} == {None}
 
 

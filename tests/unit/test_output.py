@@ -12,11 +12,13 @@ from relay.answers import EmitOutcome, Emitted
 from relay.model_file import default_model_path
 from relay.request import Claimed, Hold, Leg
 from relay.sampling import SamplingParams
+from relay.server_clock import ServerClock
 from relay.tokenizer import Tokenizer
 from workers.engine.messages import Crashed, Ending, Produced, Sampled
 from workers.output import Close, Closed, Finished, Lost, Open, OutputThread
 
 DEADLINE_S = 10.0
+CLOCK = ServerClock(0.0, 0.0)
 
 
 class FakeRooms:
@@ -78,7 +80,7 @@ class Bench:
     def open(self, key, emitted=(), **given) -> None:
         params = SamplingParams(**({"max_tokens": 1000} | given))
         hold = Hold(f"req-{key}", Leg.DECODE, 1, key)
-        self.put(Open(key, Claimed(hold, 1, 1, False, (1, 2), tuple(emitted), params, "P", 0, 0.0)))
+        self.put(Open(key, Claimed(hold, 1, 1, False, (1, 2), tuple(emitted), params, "P", 0, 0.0, CLOCK)))
 
     def step(self, position, *keys, ending=None) -> None:
         self.put([Produced(key, position, Sampled(1000 + position), ending) for key in keys])

@@ -10,6 +10,7 @@ from redis.exceptions import ResponseError
 from relay.answers import Kept, PublishedPages, RoomState
 from relay.mailbox import Ask, Ended, Published, Ready
 from relay.request import Claimed, Leg, State, Why
+from relay.stretches import Stretch
 from tests.desk import GEOMETRY, STALE, RecordingDesk, Sender, Task, card, claimed, kill
 from workers import calls
 from workers.engine.messages import Admitted, Computed, Failed, Prefill, Prefilled, Reserved, Sampled
@@ -49,7 +50,7 @@ class Worker:
         self.legs.on_engine(event)
 
     def compute(self, leg: Claimed) -> None:
-        self.legs.on_engine(Prefilled(leg.hold.nonce, FIRST, 1.0, 2.0))
+        self.legs.on_engine(Prefilled(leg.hold.nonce, FIRST, (Stretch(1.0, 2.0, 20),)))
 
     def mail(self, leg: Claimed, boot: str = "D") -> None:
         self.legs.on_mail(Published(leg.hold.request_id, leg.room, boot, D_NONCE, THERE, 5))
@@ -112,7 +113,7 @@ def test_a_leg_that_goes_well() -> None:
     worker.sent(leg)
     worker.flush()
     hold, room, computed, transfer = worker.server.args("kv_ready")
-    assert (hold, room, computed.cached_tokens, transfer) == (leg.hold, leg.room, 16, (300, 4096, 2))
+    assert (hold, room, computed.stamps.cached_tokens, transfer) == (leg.hold, leg.room, 16, (300, 4096, 2))
     assert task.ends == ["ok: 21 tokens, 4096 bytes"]
     worker.assert_gone(leg)
     worker.flush()
@@ -368,7 +369,7 @@ def test_an_unknown_peer_hands_the_leg_back() -> None:
     leg, task = worker.reach("admitted")
     worker.mail(leg, boot="nobody")
     worker.flush()
-    assert worker.server.args("release") == (leg.hold, Why.PEER)
+    assert worker.server.args("release")[:2] == (leg.hold, Why.PEER)
     worker.settle(leg)
     worker.assert_gone(leg)
     assert len(task.ends) == 1
@@ -379,7 +380,7 @@ def test_a_failed_send_keeps_its_pages_until_the_peer_is_dead() -> None:
     leg, task = worker.reach("sealed")
     worker.legs.on_transfer(SendFailed(leg.room, "REMOTE_DISCONNECT"))
     worker.flush()
-    assert worker.server.args("release") == (leg.hold, Why.PEER)
+    assert worker.server.args("release")[:2] == (leg.hold, Why.PEER)
     worker.legs.tick(100.0)
     assert worker.desk.dropped[leg.hold.nonce] == 0
     assert [each.pages for each in worker.legs.unproven()] == [2]
@@ -427,7 +428,7 @@ def test_the_youngest_unsent_leg_makes_room() -> None:
     worker.flush()
     worker.server.away = False
     worker.flush()
-    released = [args for name, args in worker.server.called if name == "release"]
+    released = [args[:2] for name, args in worker.server.called if name == "release"]
     assert released == [(young.hold, Why.PRESSURE), (old.hold, Why.PRESSURE)]
     assert task.ends == ["ok: pressure"]
     worker.legs.make_room()

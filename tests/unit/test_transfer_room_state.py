@@ -39,7 +39,9 @@ def bootstrap(state: RoomState, destination: Destination = DESTINATION) -> None:
 
 def written(posts: list[Post]) -> dict[int, int]:
     pages = [post for post in posts if isinstance(post, PagePost)]
-    return {int(to): int(source) for post in pages for source, to in zip(*post, strict=True)}
+    return {
+        int(to): int(source) for post in pages for source, to in zip(post.local, post.remote, strict=True)
+    }
 
 
 ALL_BLOCKS = {

@@ -77,7 +77,7 @@ class Engine:
         self._on_computed = on_computed
         self._commands: SimpleQueue[Command] = SimpleQueue()
         self._flights: deque[Flight] = deque()
-        self._busy_since = 0.0  # perf_counter: since then the oldest flight is all that is computed
+        self._busy_since = 0.0  # monotonic seconds: since then the oldest flight is all that is computed
         self._stopping = False
         self._thread = Thread(target=self._run, name="engine", daemon=True)
         self.headroom = self._scheduler.headroom()
@@ -170,6 +170,7 @@ class Engine:
 
     def _launch(self, rows: Rows[Row]) -> None:
         self._expect_end(self.heartbeat.step + 1, sum(row.query_tokens for row in rows))
+        started = monotonic()
         planned = perf_counter()
         batch, plan = self._runner.prepare(rows, self._flights[-1].drawn if self._flights else None)
         begun = perf_counter()
@@ -182,7 +183,7 @@ class Engine:
             self._score(scored, logits[len(sampling) :])
             logits = logits[: len(sampling)]
         if not self._flights:
-            self._busy_since = planned
+            self._busy_since = started
         self._flights.append(Flight(rows, self._runner.choose(self._sampler, logits, sampling)))
         self._scheduler.launched(rows)
         stats = self.stats
@@ -205,8 +206,8 @@ class Engine:
         sampled = choice.read()
         ended = perf_counter()
         self._flights.popleft()
-        self._scheduler.finish(rows, sampled, monotonic(), ended - self._busy_since)
-        self._busy_since = ended
+        busy_since, self._busy_since = self._busy_since, monotonic()
+        self._scheduler.finish(rows, sampled, busy_since, self._busy_since)
         self._expect_end(self.heartbeat.step)
         decoded = sum(row.decodes for row in rows)
         stats = self.stats

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from relay.prompt_logprobs import PromptLogprobs
 from relay.sampling import SamplingParams
+from relay.stretches import Stretch
 
 
 class Sampled(NamedTuple):
@@ -95,13 +96,12 @@ class Admitted(NamedTuple):
 
 
 class Prefilled(NamedTuple):
-    """The last chunk is computed, and the whole pages are in the prefix cache. `started` is when the first
-    chunk began, monotonic seconds; `scores` where they were asked for."""
+    """The last chunk is computed, and the whole pages are in the prefix cache. When the chunks were, in
+    monotonic seconds; `scores` where they were asked for."""
 
     key: str
     first: Sampled
-    started: float
-    ended: float
+    chunks: tuple[Stretch, ...] = ()
     scores: PromptLogprobs | None = None
 
 
@@ -167,12 +167,11 @@ class Ending(StrEnum):
 
 
 class Prompted(NamedTuple):
-    """How the prompt of a leg was computed: tokens found in the prefix cache, when its first chunk began and
-    its last one ended, monotonic seconds. `scores` where they were asked for."""
+    """How the prompt of a leg was computed: tokens found in the prefix cache, and when its chunks were, in
+    monotonic seconds. `scores` where they were asked for."""
 
     cached_tokens: int
-    started: float
-    ended: float
+    chunks: tuple[Stretch, ...]
     scores: PromptLogprobs | None = None
 
 

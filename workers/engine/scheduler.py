@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Sequence as Rows
 
 from relay import log
+from relay.stretches import Stretch
 from workers.engine import policy
 from workers.engine.batch import Row
 from workers.engine.config import EngineConfig
@@ -162,9 +163,6 @@ class Scheduler:
         for group in policy.turns([sequence.work.solo for sequence in candidates], step):
             rows = self._rows([candidates[i] for i in group])
             if rows:
-                for row in rows:
-                    if row.sequence.started is None:
-                        row.sequence.started = now
                 return rows
         return []
 
@@ -174,11 +172,11 @@ class Scheduler:
             row.sequence.launched_tokens = row.context_tokens
 
     def finish(
-        self, rows: Rows[Row], sampled: Rows[Sampled | Unsampleable], now: float, seconds: float = 0.0
+        self, rows: Rows[Row], sampled: Rows[Sampled | Unsampleable], started: float, ended: float
     ) -> None:
-        """The step's rows are computed; `sampled` has one entry for each row that samples. `seconds` the step
-        took, 0: nobody measured."""
-        self._note_pace(rows, seconds)
+        """The step's rows were computed between these monotonic seconds; `sampled` has one entry for each row
+        that samples."""
+        self._note_pace(rows, ended - started)
         choices = iter(sampled)
         for row in rows:
             sequence, choice = row.sequence, next(choices) if row.samples else None
@@ -188,26 +186,23 @@ class Scheduler:
                 continue
             if not row.decodes:
                 self._share_computed(sequence)
+                sequence.chunks.add(Stretch(started, ended, row.query_tokens))
             if choice is not None and not sequence.failed:
-                self._choose(row, choice, now)
+                self._choose(row, choice)
 
-    def _choose(self, row: Row, choice: Sampled | Unsampleable, now: float) -> None:
+    def _choose(self, row: Row, choice: Sampled | Unsampleable) -> None:
         sequence = row.sequence
         if isinstance(choice, Unsampleable):
             sequence.failed = True
             self.events.append(Failed(sequence.key, choice.reason))
         elif sequence.relay:
             sequence.append(choice.token_id)
-            assert sequence.started is not None
-            scores = sequence.take_scores()
-            self.events.append(Prefilled(sequence.key, choice, sequence.started, now, scores))
+            self.events.append(Prefilled(sequence.key, choice, sequence.chunks.all, sequence.take_scores()))
         elif row.decodes:
             self._continue(sequence, choice)
         else:
-            assert sequence.started is not None
-            scores = sequence.take_scores()
-            self.events.append(Prefilled(sequence.key, choice, sequence.started, now))
-            prompted = Prompted(sequence.cached_tokens, sequence.started, now, scores)
+            self.events.append(Prefilled(sequence.key, choice))
+            prompted = Prompted(sequence.cached_tokens, sequence.chunks.all, sequence.take_scores())
             self._continue(sequence, choice, prompted)
 
     def _continue(self, sequence: Sequence, sampled: Sampled, prompted: Prompted | None = None) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from relay.prompt_logprobs import PromptLogprobs
+from relay.stretches import Stretches
 from workers.engine.messages import Work
 from workers.engine.prefix import Digest
 from workers.engine.sampling_state import SamplingState
@@ -25,7 +26,7 @@ class Sequence:
     computed_tokens: int = 0
     launched_tokens: int = 0
     cached_tokens: int = 0  # of them, found in the prefix cache at admission
-    started: float | None = None  # when its first chunk began, monotonic seconds
+    chunks: Stretches = field(default_factory=Stretches)  # of its prompt, in monotonic seconds
     sampling_state: SamplingState | None = None
     scores: list[PromptLogprobs] = field(default_factory=list)  # of the prompt, chunk by chunk
     failed: bool = False

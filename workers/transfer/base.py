@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from relay.geometry import Geometry
+from relay.stretches import Stretch
 from workers.engine.messages import Computed, Crashed, Sampled
 
 
@@ -42,6 +43,7 @@ class Sent(NamedTuple):
     bytes: int  # of pages
     descriptors: int  # pieces the pages went out in, neighbours merged
     exposed_us: int  # from the end of compute to the row's DONE
+    sends: tuple[Stretch, ...] = ()  # when they were posted and DONE, monotonic seconds; the row is the last
 
 
 class SendFailed(NamedTuple):
@@ -51,6 +53,7 @@ class SendFailed(NamedTuple):
 
     room: int
     error: str
+    sends: tuple[Stretch, ...] = ()
 
 
 class Settled(NamedTuple):

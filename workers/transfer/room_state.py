@@ -16,10 +16,14 @@ from workers.transfer.runs import IndexArray, blocks, by_target, descriptors
 
 
 class PagePost(NamedTuple):
-    """A write of `local` blocks of this pool to `remote` blocks of the peer's, int32 [n]."""
+    """A write of `local` blocks of this pool to `remote` blocks of the peer's, int32 [n], of these layers."""
 
     local: IndexArray
     remote: IndexArray
+    layers: tuple[int, int]  # [first, last)
+
+    def of(self, some: slice) -> "PagePost":
+        return PagePost(self.local[some], self.remote[some], self.layers)
 
 
 class RowPost(NamedTuple):
@@ -117,8 +121,8 @@ class RoomState:
             self._row_posted = True
             return
         assert self._rest is not None
-        self.descriptors += descriptors(*post)
-        rest = PagePost(self._rest.local[len(post.local) :], self._rest.remote[len(post.local) :])
+        self.descriptors += descriptors(post.local, post.remote)
+        rest = self._rest.of(slice(len(post.local), None))
         self._rest = rest if len(rest.local) else None
 
     def done(self, post: Post, now: float) -> None:
@@ -148,7 +152,7 @@ class RoomState:
             return None
         self._rest = self._rest or self._next_part(self.destination)
         if self._rest is not None:
-            return PagePost(self._rest.local[: self._post_blocks], self._rest.remote[: self._post_blocks])
+            return self._rest.of(slice(self._post_blocks))
         return self._row_due(self.destination)
 
     @property
@@ -179,7 +183,9 @@ class RoomState:
         positions = slice(part.first_page, part.last_page)
         source, target = by_target(self._pages[positions], destination.pages[positions])
         layers = (part.first_layer, part.last_layer)
-        return PagePost(blocks(source, *layers, self._pool_pages), blocks(target, *layers, self._peer_pages))
+        return PagePost(
+            blocks(source, *layers, self._pool_pages), blocks(target, *layers, self._peer_pages), layers
+        )
 
     def _row_due(self, destination: Destination) -> RowPost | None:
         if self._seal is None or self._row_posted or self.in_flight or self.error is not None:

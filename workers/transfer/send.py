@@ -2,16 +2,18 @@
 
 from dataclasses import dataclass, field
 
+from relay.stretches import Stretches
 from workers.transfer.room_state import Post, RoomState
 from workers.transfer.transport import Handle
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Flight:
-    """A posted write. `source_row` holds the seal until it has landed."""
+    """A write that is posted at `posted_s`, monotonic. `source_row` holds the seal until it has landed."""
 
     post: Post
     handle: Handle
+    posted_s: float
     source_row: int | None = None
 
 
@@ -24,6 +26,7 @@ class Send:
     flights: list[Flight] = field(default_factory=list)
     lost: list[Flight] = field(default_factory=list)
     peer_gone: bool = False
+    sends: Stretches = field(default_factory=Stretches)  # what has landed, in monotonic seconds
 
     @property
     def peer(self) -> str | None:

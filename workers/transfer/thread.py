@@ -11,10 +11,11 @@ from functools import partial
 import numpy as np
 
 from relay.log import event
+from relay.stretches import Stretch
 from workers.engine.messages import Crashed
-from workers.transfer.base import Destination, TransferEvent
+from workers.transfer.base import Destination, SendFailed, Sent, TransferEvent
 from workers.transfer.memory import KVMemory
-from workers.transfer.metadata import pack
+from workers.transfer.metadata import ROW_BYTES, pack
 from workers.transfer.peer import Peer
 from workers.transfer.room_state import Post, RoomState, RowPost
 from workers.transfer.rows import Rows
@@ -167,7 +168,8 @@ class TransferThread:
         """None: every source row is in flight; it comes later."""
         assert send.peer is not None
         if not isinstance(post, RowPost):
-            return Flight(post, self._transport.make(send.peer, Table.POOL, post.local, post.remote))
+            handle = self._transport.make(send.peer, Table.POOL, post.local, post.remote)
+            return Flight(post, handle, time.monotonic())
         if not self._source_rows.free:
             return None
         seal = post.seal
@@ -182,12 +184,20 @@ class TransferThread:
         except TransportError:
             self._source_rows.give_back(row)
             raise
-        return Flight(post, handle, row)
+        return Flight(post, handle, time.monotonic(), row)
 
     def _land(self, send: Send, flight: Flight) -> None:
+        now = time.monotonic()
         send.flights.remove(flight)
-        send.state.done(flight.post, time.monotonic())
+        send.state.done(flight.post, now)
+        send.sends.add(self._stretch(flight, now))
         self._let_go(flight)
+
+    def _stretch(self, flight: Flight, now: float) -> Stretch:
+        post = flight.post
+        if isinstance(post, RowPost):
+            return Stretch(flight.posted_s, now, ROW_BYTES)
+        return Stretch(flight.posted_s, now, len(post.local) * self._block_bytes, *post.layers)
 
     def _lose(self, send: Send, flight: Flight, error: TransportError) -> None:
         send.flights.remove(flight)
@@ -212,6 +222,8 @@ class TransferThread:
 
     def _tell(self, send: Send) -> None:
         while (told := send.state.event(self._block_bytes)) is not None:
+            if isinstance(told, Sent | SendFailed):
+                told = told._replace(sends=send.sends.all)
             self._on_event(told)
         if send.over:
             self._sends.pop(send.state.room, None)

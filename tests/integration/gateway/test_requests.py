@@ -11,6 +11,8 @@ from relay.answers import Prefilled, Transfer
 from relay.request import Claimed, Finish, Leg, State, Token, Why
 from relay.rooms import Rooms
 from relay.routing import queue_of
+from relay.stamps import Stamps
+from relay.stretches import Stretch
 from relay.tokenizer import Tokenizer
 from tests.gateway_rig import (
     LOAD,
@@ -182,9 +184,23 @@ def test_the_ledger_of_a_relayed_request(gateway: GatewayProcess, rooms: Rooms, 
         p = prefill.claim(Leg.PREFILL)
         d = decode.claim(Leg.DECODE)
         assert rooms.publish(d.hold, p.room, [1, 2], 0).ok
-        assert rooms.kv_ready(p.hold, p.room, Prefilled(2, 8.0, 3.0), Transfer(1500, 4096, 2)).ok
+        begun = p.clock.server_ms
+        stamps = Stamps(
+            2, begun + 1, (Stretch(begun, begun + 5, 3),), (Stretch(begun + 5, begun + 6, 4096, 0, 6),)
+        )
+        assert rooms.kv_ready(p.hold, p.room, Prefilled(stamps), Transfer(1500, 4096, 2)).ok
         decode.emit(d, story, Finish("length"))
         ledger = gateway.call("GET", f"/v1/requests/{request_id}?wait=5").body["ledger"]
+        timeline = gateway.call("GET", f"/v1/requests/{request_id}/timeline").body
+    assert (timeline["status"], timeline["attempts"]) == ("finished", 1)
+    spans = {span["name"]: span for span in timeline["spans"]}
+    assert set(spans) == {
+        *("accept", "queued", "bootstrap", "reserve", "wait", "prefill", "chunk", "transfer", "send"),
+        *("admit", "decode"),
+    }
+    assert all(0 <= span["start_ms"] <= span["end_ms"] <= timeline["now_ms"] for span in spans.values())
+    assert timeline["spans"][spans["send"]["parent"]]["name"] == "transfer"
+    assert spans["decode"]["attributes"] == {"tokens": len(story)}
     assert ledger["transfer"] == {"exposed_ms": 1.5, "bytes": 4096, "descriptors": 2}
     assert ledger["prefill"] == pytest.approx(5.0, abs=0.01)
     assert all(ledger[span] >= 0 for span in ("queued", "bootstrap", "admit", "decode", "total"))
