@@ -4,7 +4,8 @@ A grammar is a text in llguidance's own form, made here from what clients send, 
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -17,6 +18,7 @@ MAX_GRAMMAR_BYTES = 64 << 10
 # A space, or a new line with its indentation: small models that may write any whitespace write it for ever.
 JSON_SPACE = r"\x20|\n[\x20\t]{0,40}"
 _SOUND = 256  # grammars that are not compiled again to be checked
+_COMPILED = 64  # and to be followed
 # A step of a matcher takes some ms at most, and its automaton some tens of MB.
 _LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000, step_lexer_fuel=200_000, max_lexer_states=20_000, verbose_errors=False
@@ -72,31 +74,48 @@ class Grammars:
         self.vocab_size = vocab_size
         self._tokenizer = tokenizer
         self._checked = lru_cache(maxsize=_SOUND)(self._check)
+        self._compiling = lru_cache(maxsize=_COMPILED)(self._compile_apart)
+        self._compiler = ThreadPoolExecutor(1, "grammar")
 
     def warm_up(self) -> None:
         """Index the tokens now, which takes some tenths of a second."""
         assert self._tokens.vocab_size == self.vocab_size
 
+    def ready(self, grammar: str, then: Callable[[], object]) -> bool:
+        """Whether `matcher` answers at once. If not another thread compiles the grammar, and calls `then`."""
+        compiling = self._compiling(grammar)
+        if not compiling.done():
+            compiling.add_done_callback(lambda _: then())
+        return compiling.done()
+
     def matcher(self, grammar: str) -> LLMatcher:
         """At the start of an answer. A grammar that never passed `check` may give one in a state of error."""
+        return self._compiling(grammar).result().deep_copy()
+
+    def check(self, grammar: str) -> bytes:
+        """A bit for each token that may come first. Raises GrammarError unless the grammar compiles within
+        bounds of size and time, and has a text."""
+        return self._checked(grammar)
+
+    def _compile_apart(self, grammar: str) -> Future[LLMatcher]:
+        return self._compiler.submit(self._compile, grammar)
+
+    def _compile(self, grammar: str) -> LLMatcher:
         return LLMatcher(self._tokens, grammar, log_level=0, limits=_LIMITS)
 
-    def check(self, grammar: str) -> None:
-        """Raises GrammarError unless the grammar compiles within bounds of size and time, and has a text."""
-        self._checked(grammar)
-
-    def _check(self, grammar: str) -> None:
+    def _check(self, grammar: str) -> bytes:
         if len(grammar) > MAX_GRAMMAR_BYTES:
             raise GrammarError(f"the grammar is larger than {MAX_GRAMMAR_BYTES} bytes")
         wrong, told = LLMatcher.validate_grammar_with_warnings(grammar, self._tokens, limits=_LIMITS)
         if wrong:
             raise GrammarError(_short(told[0]))
-        matcher = self.matcher(grammar)
+        matcher = self._compile(grammar)
         mask = matcher.compute_bitmask() if not matcher.is_error() else b""
         if matcher.is_error():
             raise GrammarError(_short(matcher.get_error()))
         if not any(mask):
             raise GrammarError("no text follows the grammar")
+        return mask
 
     @cached_property
     def _tokens(self) -> LLTokenizer:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from flask import Blueprint, Response, jsonify, request
@@ -17,6 +17,7 @@ from app.gateway.service import Service, service
 from app.gateway.sse import DONE, PING, event_stream, frame
 from app.gateway.strict import Strict
 from app.generation.attendance import Attendance, client_left, refuse_failure
+from app.generation.shown_prompt import ShownPrompt
 from app.generation.submit import current_body, submit_all
 from relay.request import Token
 from relay.tokens import End
@@ -42,7 +43,7 @@ class GenerateBody(Strict):
     sampling_params: dict[str, Any] = Field(default_factory=dict)
     stream: bool = False
     return_logprob: bool = False
-    logprob_start_len: int = Field(-1, ge=-1, le=-1)
+    logprob_start_len: int = Field(-1, ge=-1)
     top_logprobs_num: int = Field(0, ge=0, le=20)
     rid: str | None = None
 
@@ -50,6 +51,8 @@ class GenerateBody(Strict):
     def _one_input(self) -> "GenerateBody":
         if (self.text is None) == (self.input_ids is None):
             raise ValueError("give either text or input_ids")
+        if self.logprob_start_len >= 0 and not self.return_logprob:
+            raise invalid("logprob_start_len is allowed with return_logprob: true only.", "logprob_start_len")
         return self
 
     @property
@@ -66,6 +69,7 @@ class GenerateBody(Strict):
         fields["stream"] = self.stream
         if self.return_logprob:
             fields["logprobs"] = self.top_logprobs_num
+            fields["echo"] = self.logprob_start_len >= 0  # the prompt's too
         if self.rid is not None:
             fields["request_id"] = self.rid
         return fields
@@ -75,10 +79,16 @@ class Sample:
     """One answer as it grows: every chunk tells all of it so far."""
 
     def __init__(
-        self, request_id: str, prompt_tokens: int, shows_logprobs: bool, cached_tokens: Callable[[], int]
+        self,
+        request_id: str,
+        prompt_tokens: int,
+        shows_logprobs: bool,
+        cached_tokens: Callable[[], int],
+        input_logprobs: Callable[[], dict[str, Any]],
     ) -> None:
         self.ended = False
         self._cached_tokens = cached_tokens
+        self._input_logprobs = input_logprobs
         self._request_id = request_id
         self._prompt_tokens = prompt_tokens
         self._shows_logprobs = shows_logprobs
@@ -119,8 +129,7 @@ class Sample:
     def _logprobs(self) -> dict[str, Any]:
         """Entries are [log probability, token id, null]; the alternatives follow the chosen token."""
         shown = [[[value, int(i), None] for i, value in token.logprobs or []] for token in self._tokens]
-        return {
-            "input_token_logprobs": [],
+        return self._input_logprobs() | {
             "output_token_logprobs": [pairs[0] for pairs in shown if pairs],
             "output_top_logprobs": [pairs[1:] for pairs in shown if pairs],
         }
@@ -130,6 +139,18 @@ def _finish(end: End, tokens: int) -> dict[str, Any]:
     if end.finish_reason == "length":
         return {"type": "length", "length": tokens}
     return {"type": "stop", "matched": end.stop_reason}
+
+
+def _input_logprobs(prompt: ShownPrompt, start: int, wanted: int) -> dict[str, Any]:
+    """From token `start` on, whose own is null; of none for -1. Raises ApiError."""
+    if start < 0:
+        return {"input_token_logprobs": []}
+    own = [[value, token_id, None] for token_id, value in prompt.likelihoods(start)]
+    shown = {"input_token_logprobs": [[None, prompt.ids[start], None], *own]}
+    if wanted:
+        best = [[[value, token_id, None] for token_id, value in each] for each in prompt.best(start, wanted)]
+        shown["input_top_logprobs"] = [None, *best]
+    return shown
 
 
 def _cached_tokens(s: Service, leader: str) -> int:
@@ -151,16 +172,20 @@ def generate() -> Response:
     s = service()
     s.check_free_thread()
     prompts = [prompt_of_text(s, body, prompt) for prompt in body.prompts]
-    accepted = submit_all(s, KIND, body, prompts, raw.digest, body.n)
-    samples = [
-        Sample(
-            request_id,
-            len(prompts[index // body.n]),
-            asked.return_logprob,
-            partial(_cached_tokens, s, accepted.leaders[index // body.n]),
+    if asked.logprob_start_len >= (shortest := min(map(len, prompts))):
+        raise invalid(
+            f"logprob_start_len must be below the {shortest} tokens of the prompt.", "logprob_start_len"
         )
-        for index, request_id in enumerate(accepted.request_ids)
-    ]
+    accepted = submit_all(s, KIND, body, prompts, raw.digest, body.n)
+    samples = []
+    for number, (ids, leader) in enumerate(zip(prompts, accepted.leaders, strict=True)):
+        prompt = ShownPrompt(ids, body.shown, s.tokenizer, partial(s.rooms.scores, leader))
+        shown = cache(partial(_input_logprobs, prompt, asked.logprob_start_len, asked.top_logprobs_num))
+        cached_tokens = partial(_cached_tokens, s, leader)
+        samples += [
+            Sample(request_id, len(ids), asked.return_logprob, cached_tokens, shown)
+            for request_id in accepted.request_ids[number * body.n : (number + 1) * body.n]
+        ]
     attendance = Attendance(s, KIND, accepted, request.environ)
     alone = asked.single and body.n == 1
     if asked.stream:

@@ -17,7 +17,7 @@ from relay.tokens import End
 
 log = logging.getLogger(__name__)
 
-_STATUS_OF_ERROR = {"timeout": 504}
+_STATUS_OF_ERROR = {"no_token_left": 400, "timeout": 504}
 
 
 class Attendance:

@@ -46,6 +46,21 @@ class ShownPrompt:
         scores = self._scores()
         return [None, *(self._ranked(scores, i, wanted) for i in range(len(self.ids) - 1))]
 
+    def likelihoods(self, start: int) -> list[tuple[int, float]]:
+        """Id and log probability of each token behind `start`. Raises ApiError."""
+        return [best[0] for best in self._lines(start, 0, 1)]
+
+    def best(self, start: int, wanted: int) -> list[list[tuple[int, float]]]:
+        """The best `wanted` in the place of each token behind `start`. Raises ApiError."""
+        return self._lines(start, 1, 1 + wanted)
+
+    def _lines(self, start: int, first: int, last: int) -> list[list[tuple[int, float]]]:
+        scores = self._scores()
+        ids, values = scores.ids[start:, first:last].tolist(), scores.logprobs[start:, first:last].tolist()
+        return [
+            list(zip(line, map(_finite, own), strict=True)) for line, own in zip(ids, values, strict=True)
+        ]
+
     def _ranked(self, scores: PromptLogprobs, index: int, wanted: int) -> dict[str, Any]:
         best = {
             token_id: (value, rank) for rank, (token_id, value) in enumerate(_best(scores, index, wanted), 1)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from flask import current_app, g, request
 
+from app.fields.first_token import refuse_contradiction
 from app.fields.schema import SamplingFields
 from app.gateway.access import caller
 from app.gateway.admission import missing, most_output_tokens
@@ -116,10 +117,12 @@ def submit_all(
             code="exceeds_token_limit",
         )
     limits = _max_tokens(service, body.output_tokens, prompts)
+    params = body.params(min(limits), secrets.randbits(63), service.tokenizer, service.grammars)
+    refuse_contradiction(params, service.tokenizer.eos_ids, service.grammars)
     first = Submission(
         request_id=accepted.request_id,
         prompt_ids=prompts[0],
-        params=body.params(min(limits), secrets.randbits(63), service.tokenizer, service.grammars),
+        params=params,
         timeout_ms=_timeout_ms(service, body.timeout, line),
         priority=BATCH_PRIORITY if line else body.priority,
         idempotency_key=key,

@@ -87,6 +87,7 @@ FIELDS: list[tuple[str, dict[str, Any], str, str]] = [
     *((NATIVE, {"ignore_eos": value}, "ignore_eos", "invalid_value") for value in (1, "true")),
     *((NATIVE, {"timeout": value}, "timeout", "invalid_value") for value in (0, -1, 10**9, "60")),
     (NATIVE, {"model": 3}, "model", "invalid_value"),
+    (NATIVE, {"guided_choice": ["yes"], "allowed_token_ids": [5]}, "allowed_token_ids", "invalid_value"),
     *((path, {"model": "other"}, "model", "model_not_found") for path in (NATIVE, TEXT, CHAT)),
     *(
         (path, {"n": value}, "n", "invalid_value")

@@ -1,11 +1,14 @@
 """What becomes of a leg and its pages: admission, endings, drops, refusals, crashes."""
 
+from collections.abc import Callable
 from threading import Event
 from time import monotonic
+from typing import cast
 
 import pytest
 import torch
 
+from relay.grammar import Grammars
 from relay.sampling import SamplingParams
 from tests.engine_rig import EOS, PAGE_SIZE, HashingModel, Rig, continuation, relayed, unified, work
 from workers.engine.messages import (
@@ -16,6 +19,7 @@ from workers.engine.messages import (
     Failed,
     Flush,
     Prebuilt,
+    Prefill,
     Prefilled,
     Proven,
     Refused,
@@ -55,6 +59,36 @@ def test_eos_ends_a_leg_unless_it_is_ignored_or_too_early() -> None:
     last = {produced.key: produced for produced in rig.produced}
     assert (last["stops"].ending, last["stops"].stop_token) == (Ending.STOP, None)
     assert last["ignores"].ending == Ending.LENGTH
+
+
+class SlowGrammars:
+    """Compiled when the test says so."""
+
+    def __init__(self) -> None:
+        self.compiled = False
+        self.waiting: list[Callable[[], object]] = []
+
+    def ready(self, grammar: str, then: Callable[[], object]) -> bool:
+        self.waiting.append(then)
+        return self.compiled
+
+    def matcher(self, grammar: str) -> None:
+        assert self.compiled
+
+
+@pytest.mark.parametrize("relay", [False, True])
+def test_nobody_waits_for_the_grammar_of_another(relay: bool) -> None:
+    rig, grammars = Rig(), SlowGrammars()
+    rig.engine._sampler._grammars = cast(Grammars, grammars)
+    bound = Prefill(work("bound", [1, 2, 3], params=params(grammar="g", max_tokens=5)), relay)
+    rig.submit(bound, unified("free", [4, 5], 20))
+    rig.run()
+    assert rig.text("free") == continuation([4, 5], 20)
+    assert not [event for event in rig.events if isinstance(event, Prefilled) and event.key == "bound"]
+    grammars.compiled = True
+    grammars.waiting[0]()
+    rig.run()
+    assert rig.the(Prefilled, "bound")
 
 
 def test_what_cannot_meet_its_deadline_is_not_begun() -> None:

@@ -1,6 +1,7 @@
 """Grammars over tokenizers of other kinds, and what `check` finds wrong."""
 
 import json
+import threading
 
 import pytest
 import tokenizers
@@ -89,3 +90,17 @@ def test_what_no_answer_can_follow_is_refused(tokenizer: Tokenizer, grammar: str
         Grammars(tokenizer, tokenizer.vocab_size).check(grammar)
     assert 0 < len(str(caught.value)) <= 300
     assert "\n" not in str(caught.value)
+
+
+def test_a_grammar_is_compiled_by_another_thread(tokenizer: Tokenizer) -> None:
+    grammars, grammar, told = (
+        Grammars(tokenizer, tokenizer.vocab_size),
+        json_grammar(SCHEMA),
+        threading.Event(),
+    )
+    if not grammars.ready(grammar, told.set):
+        assert told.wait(30)
+    assert grammars.ready(grammar, told.set)
+    one, other = grammars.matcher(grammar), grammars.matcher(grammar)
+    assert one.try_consume_tokens(tokenizer.encode("{", add_special_tokens=False))
+    assert one.compute_bitmask() != other.compute_bitmask(), "each answer has a matcher of its own"

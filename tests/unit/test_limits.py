@@ -154,7 +154,8 @@ def test_a_grammar_that_becomes_too_complex_fails_the_answer(
     """It must not look like one that has ended."""
     monkeypatch.setattr("relay.grammar._LIMITS", LLParserLimits(**limit))
     p = params(grammar=json_grammar(SCHEMA))
-    state = sampler().new_state(p, (), [])
+    limited = Sampler(VOCAB, tokenizer().eos_ids, grammars=Grammars(tokenizer(), VOCAB))
+    state = limited.new_state(p, (), [])
     for token in tokenizer().encode('{"name": "hello", "age": 12}', add_special_tokens=False):
         (sampled,) = sampler().sample(torch.zeros(1, VOCAB), [row(p, [], state)])
         if isinstance(sampled, Unsampleable):

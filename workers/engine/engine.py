@@ -11,6 +11,7 @@ from time import monotonic, perf_counter
 from torch import Tensor
 
 from relay import log
+from relay.sampling import SamplingParams
 from workers.engine import policy
 from workers.engine.batch import Row
 from workers.engine.config import EngineConfig
@@ -27,6 +28,7 @@ from workers.engine.messages import (
     Ready,
     Retracted,
     Stop,
+    Wake,
 )
 from workers.engine.pages import IntegrityError
 from workers.engine.runner import ModelRunner, OnLayers
@@ -70,7 +72,7 @@ class Engine:
         """`salt` names the model in prefix cache keys."""
         self._runner = ModelRunner(model, kv, config.group_layers)
         self._sampler = sampler
-        self._scheduler = Scheduler(kv.pages, kv.page_size, config, eos_ids, salt)
+        self._scheduler = Scheduler(kv.pages, kv.page_size, config, eos_ids, salt, self._can_sample)
         self._page_size = kv.page_size
         self._on_event = on_event
         self._on_produced = on_produced
@@ -238,6 +240,9 @@ class Engine:
                 )
 
         return on_layers
+
+    def _can_sample(self, params: SamplingParams) -> bool:
+        return self._sampler.ready(params, lambda: self._commands.put(Wake()))
 
     def _sampling_row(self, sequence: Sequence, position: int) -> SamplingRow:
         params, prompt_ids, output_ids = sequence.work.params, sequence.work.prompt_ids, sequence.output_ids

@@ -76,11 +76,15 @@ class Flush(NamedTuple):
     """Forget the prefix cache. A running leg's pages come to be known again as it goes on."""
 
 
+class Wake(NamedTuple):
+    """A grammar is compiled: a leg that waited for it can go on."""
+
+
 class Stop(NamedTuple):
     """End the engine loop after the current step."""
 
 
-Command = Prefill | Reserve | Prebuilt | Drop | Proven | Flush | Stop
+Command = Prefill | Reserve | Prebuilt | Drop | Proven | Flush | Wake | Stop
 
 
 # ---- events, to the control thread

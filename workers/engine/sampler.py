@@ -1,7 +1,7 @@
 """Logits to tokens: greedy, or a draw that depends on nothing but the row's own logits, seed and position."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -32,6 +32,7 @@ class Unsampleable(NamedTuple):
     """In place of a token: this row's logits allow none. Its request fails, the batch goes on."""
 
     reason: str
+    code: str = "engine_failed"
 
 
 class DrawnRows(NamedTuple):
@@ -43,7 +44,8 @@ class DrawnRows(NamedTuple):
 
 
 _NOTHING_LEFT = Unsampleable(
-    "no token is left to choose: min_tokens, allowed_token_ids, bad_words and the grammar forbid all"
+    "No token is left to choose: min_tokens, allowed_token_ids, bad_words and the grammar forbid all.",
+    "no_token_left",
 )
 
 
@@ -69,6 +71,13 @@ class Sampler:
         self._kernels = kernels or ReferenceKernels()
         self._eos_ids = frozenset(eos_ids)
         self._device = torch.device(device)
+
+    def ready(self, params: SamplingParams, then: Callable[[], object]) -> bool:
+        """Whether `new_state` answers at once. If not it will, and `then` is called on another thread."""
+        if params.grammar is None:
+            return True
+        assert self._grammars is not None, "this sampler was made without grammars"
+        return self._grammars.ready(params.grammar, then)
 
     def new_state(
         self, params: SamplingParams, prompt_ids: Sequence[int], output_ids: Sequence[int]

@@ -3,10 +3,11 @@
 import logging
 from bisect import insort
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from collections.abc import Sequence as Rows
 
 from relay import log
+from relay.sampling import SamplingParams
 from relay.stretches import Stretch
 from workers.engine import policy
 from workers.engine.batch import Row
@@ -29,6 +30,7 @@ from workers.engine.messages import (
     Reserved,
     Retracted,
     Sampled,
+    Wake,
 )
 from workers.engine.pages import PagePool
 from workers.engine.prefix import PrefixCache
@@ -39,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 _TOO_LATE = "The prompt could not have been computed before the deadline of its request."
 
-SchedulerCommand = Prefill | Reserve | Prebuilt | Drop | Proven | Flush
+SchedulerCommand = Prefill | Reserve | Prebuilt | Drop | Proven | Flush | Wake
 
 
 def _arrival_ms(sequence: Sequence) -> float:
@@ -57,8 +59,15 @@ class Scheduler:
     """
 
     def __init__(
-        self, total_pages: int, page_size: int, config: EngineConfig, eos_ids: Collection[int], salt: bytes
+        self,
+        total_pages: int,
+        page_size: int,
+        config: EngineConfig,
+        eos_ids: Collection[int],
+        salt: bytes,
+        ready: Callable[[SamplingParams], bool],
     ) -> None:
+        """`ready` tells whether a sequence can be sampled now; a Wake comes when that changes."""
         self.events: list[Event] = []
         self.produced: list[Produced] = []
         self.capacity_tokens = total_pages * page_size
@@ -66,6 +75,7 @@ class Scheduler:
         self._config = config
         self._eos_ids = frozenset(eos_ids)
         self._limit_tokens = min(config.context_tokens, self.capacity_tokens)
+        self._ready = ready
         self._pool = PagePool(total_pages)
         self._cache = PrefixCache(self._pool, page_size, salt)
         self._waiting: list[Sequence] = []  # by arrival
@@ -156,7 +166,12 @@ class Scheduler:
         the end of a step that was launched."""
         self._admit(now)
         unsettled = self._unsettled()
-        candidates = [sequence for sequence in unsettled if not self._full(sequence)]
+        candidates = [
+            sequence
+            for sequence in unsettled
+            if not self._full(sequence)
+            and (sequence.sampling_state is not None or self._ready(sequence.work.params))
+        ]
         flying = self._flying()
         if flying and (self._short_of_pages(candidates) or _any_solo((*flying, *unsettled))):
             return []
@@ -194,7 +209,7 @@ class Scheduler:
         sequence = row.sequence
         if isinstance(choice, Unsampleable):
             sequence.failed = True
-            self.events.append(Failed(sequence.key, choice.reason))
+            self.events.append(Failed(sequence.key, choice.reason, choice.code))
         elif sequence.relay:
             sequence.append(choice.token_id)
             self.events.append(Prefilled(sequence.key, choice, sequence.chunks.all, sequence.take_scores()))

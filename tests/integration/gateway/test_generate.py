@@ -1,14 +1,21 @@
 """POST /generate, as SGLang's clients use it, with a scripted worker behind it."""
 
+import json
 import secrets
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 
+from app.generation.view import LEAST_LOGPROB
+from relay.answers import Emission, Prefilled
+from relay.prompt_logprobs import PromptLogprobs
+from relay.request import Finish
 from relay.tokenizer import Tokenizer
 from tests.gateway_rig import (
     Answering,
+    EventStream,
     GatewayProcess,
     ScriptedWorker,
 )
@@ -81,6 +88,38 @@ def test_log_probabilities(gateway: GatewayProcess, answering: Answering) -> Non
     assert [len(top) for top in about["output_top_logprobs"]] == [2] * len(ids)
 
 
+SCORES = PromptLogprobs(
+    np.array([[2, 9, 8], [3, 7, 6]], np.int32),
+    np.array([[-1.0, -0.25, -0.5], [-2.0, -0.125, -np.inf]], np.float32),
+    np.array([3, 4], np.int32),
+)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("start", [0, 1, 2])
+def test_the_likelihood_of_the_prompt(
+    gateway: GatewayProcess, worker: ScriptedWorker, start: int, stream: bool
+) -> None:
+    asked = {"return_logprob": True, "logprob_start_len": start, "top_logprobs_num": 2, "stream": stream}
+    body = {"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 0}, **asked}
+    connection = gateway.open("POST", "/generate", body)
+    claimed = worker.claim()
+    assert claimed.params.prompt_logprobs == 2
+    prefilled = Prefilled(0, 20.0, 10.0, SCORES)
+    worker.rooms.emit([Emission(claimed.hold, 0, [], Finish("length"), prefilled)])
+    if stream:
+        *_, last, done = EventStream(connection).events()
+        assert done.data == "[DONE]"
+        about = last.data["meta_info"]
+    else:
+        about = json.loads(connection.getresponse().read())["meta_info"]
+    connection.close()
+    own = [[-1.0, 2, None], [-2.0, 3, None]]
+    best = [[[-0.25, 9, None], [-0.5, 8, None]], [[-0.125, 7, None], [LEAST_LOGPROB, 6, None]]]
+    assert about["input_token_logprobs"] == [[None, start + 1, None], *own[start:]]
+    assert about["input_top_logprobs"] == [None, *best[start:]]
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -92,6 +131,8 @@ def test_log_probabilities(gateway: GatewayProcess, answering: Answering) -> Non
         ({"text": "a", "sampling_params": {"stop_regex": "x"}}, "stop_regex"),
         ({"text": "a", "sampling_params": {"stream": True}}, "sampling_params"),
         ({"text": "a", "logprob_start_len": 0}, "logprob_start_len"),
+        ({"input_ids": [1, 2], "return_logprob": True, "logprob_start_len": 2}, "logprob_start_len"),
+        ({"text": "a", "return_logprob": True, "logprob_start_len": -2}, "logprob_start_len"),
         ({"text": "a", "lora_path": "x"}, "lora_path"),
         ({"text": "a", "image_data": "x"}, "image_data"),
     ],
