@@ -12,6 +12,8 @@ from app.generation.view import LEAST_LOGPROB
 from relay.answers import Emission, Prefilled
 from relay.prompt_logprobs import PromptLogprobs
 from relay.request import Finish
+from relay.stamps import Stamps
+from relay.stretches import Stretch
 from relay.tokenizer import Tokenizer
 from tests.gateway_rig import (
     Answering,
@@ -105,7 +107,7 @@ def test_the_likelihood_of_the_prompt(
     connection = gateway.open("POST", "/generate", body)
     claimed = worker.claim()
     assert claimed.params.prompt_logprobs == 2
-    prefilled = Prefilled(0, 20.0, 10.0, SCORES)
+    prefilled = Prefilled(Stamps(0, chunks=(Stretch(1.7e12, 1.7e12 + 15.0, 3),)), SCORES)
     worker.rooms.emit([Emission(claimed.hold, 0, [], Finish("length"), prefilled)])
     if stream:
         *_, last, done = EventStream(connection).events()
