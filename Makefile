@@ -21,7 +21,7 @@ SORRY := Installation failed. The kernels are C++ and are built here: if that fa
 .PHONY: help install develop up test lint bench clients chaos secrets compose-test clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 21
 
 install: $(VENV)/.installed ## create .venv and install kvrelay with the default model
 

@@ -7,4 +7,5 @@ random() { od -An -N24 -tx1 /dev/urandom | tr -d ' \n'; }
 keep() { [ -e "$folder/$1" ] || printf '%s\n' "$2" >"$folder/$1"; chmod 444 "$folder/$1"; }
 keep redis_url "redis://:$(random)@redis:6379/0"
 keep flower_auth "kvrelay:$(random)"
+keep grafana_password "$(random)"
 keep api_key "" # a key of 16 characters and more that clients must send; empty: whoever reaches the port may call

@@ -23,8 +23,8 @@ install_packages() { # NAME=COMMAND...: the packages whose commands are missing
 start_engine() {
     [[ $(id -u) == 0 ]] || cannot "none runs, and only root can start one"
     install_packages docker.io=dockerd iptables=iptables
-    setsid nohup dockerd --data-root "$state/data" --exec-root "$state/exec" --pidfile "$state/pid" \
-        >"$state/dockerd.log" 2>&1 </dev/null &
+    setsid nohup dockerd --host "${DOCKER_HOST:-unix:///var/run/docker.sock}" --data-root "$state/data" \
+        --exec-root "$state/exec" --pidfile "$state/pid" >"$state/dockerd.log" 2>&1 </dev/null &
     for _ in $(seq 60); do
         docker info >/dev/null 2>&1 && return
         sleep 0.5
