@@ -239,6 +239,14 @@ def test_a_seal_that_differs_is_never_text(wrong: dict[str, int]) -> None:
     worker.assert_gone(leg, quarantined=True)
 
 
+def test_a_seal_from_before_another_decode_worker_died_is_text() -> None:
+    worker = Worker()
+    leg, _ = worker.reach("published", attempt=2)
+    worker.write(leg, attempt=1)
+    worker.ready(leg)
+    assert isinstance(worker.desk.told[-1], Prebuilt)
+
+
 def test_an_unwritten_row_is_never_text() -> None:
     worker = Worker()
     leg, _ = worker.reach("published")
