@@ -57,7 +57,7 @@ COPY . /src
 RUN python3 -m pip --python /opt/packages/bin/python install -q --no-deps --target /opt/kvrelay /src
 
 FROM ${BASE}
-RUN useradd --uid 10001 --create-home kvrelay && install -d -o kvrelay /data /data/valkey /data/files
+RUN useradd --uid 10001 --create-home kvrelay && install -d -o kvrelay /data /data/valkey /data/files /run/kvrelay
 COPY --from=packages /opt/packages /opt/packages
 COPY --from=built /opt/kvrelay /opt/kvrelay
 COPY deploy/valkey.conf /etc/kvrelay/

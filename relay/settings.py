@@ -144,6 +144,10 @@ class Settings:
     cores: str = _text("", "text", "cores `kvrelay up` shares out, as 0-3,6; none: no pinning; empty: all")
     var_dir: str = _text("var", "path", "where `kvrelay up` keeps logs and the data of its own Valkey")
 
+    lives_dir: str = _text(
+        "", "path", "folder that workers in containers of one machine share, to see who died; empty: none"
+    )
+
     page_size: int = _whole(16, 1, 1_024, "tokens per KV page; equal on all workers")
     kv_pool_tokens: int = _whole(0, 0, 1 << 31, "size of a worker's KV pool in tokens; 0: from KV_POOL_MB")
     kv_pool_mb: int = _whole(

@@ -6,23 +6,32 @@ from pathlib import Path
 from typing import NamedTuple
 
 from relay.geometry import Geometry
+from relay.life_lock import is_free
 
 
 class Incarnation(NamedTuple):
-    """One life of one process. On the host and pid namespace of `host`, its death can be proven."""
+    """One life of one process. Its death can be proven in the pid namespace of `host`, and where the file
+    `lock` is seen on that machine, unless it has none."""
 
     boot: str
     host: str
     pid: int
     start_ticks: int
+    lock: str = ""
 
     @classmethod
-    def here(cls, boot: str) -> "Incarnation":
-        return cls(boot, host_identity(), os.getpid(), start_ticks(os.getpid()) or 0)
+    def here(cls, boot: str, lock: str = "") -> "Incarnation":
+        return cls(boot, host_identity(), os.getpid(), start_ticks(os.getpid()) or 0, lock)
 
     def proven_dead(self) -> bool:
         """True only when this process can see that the other is gone; False also means "cannot tell"."""
-        return self.host == host_identity() and start_ticks(self.pid) != self.start_ticks
+        here = host_identity()
+        if self.host == here:
+            try:
+                return start_ticks(self.pid) != self.start_ticks
+            except PermissionError:
+                pass
+        return self.lock != "" and _kernel(self.host) == _kernel(here) and is_free(self.lock)
 
     def to_json(self) -> str:
         return json.dumps(self)
@@ -69,13 +78,30 @@ def host_identity() -> str:
     return f"{kernel}/{os.readlink('/proc/self/ns/pid')}"
 
 
+def _kernel(host: str) -> str:
+    return host.partition("/")[0]
+
+
 def start_ticks(pid: int) -> int | None:
-    """Start time of a process in clock ticks since boot, or None when no thread of it runs any more."""
+    """Start time of a process in clock ticks since boot, or None when no thread of it runs any more.
+
+    Raises PermissionError when there is such a process and /proc hides it, as systemd's ProtectProc does.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
         threads = os.listdir(f"/proc/{pid}/task")
     except (FileNotFoundError, ProcessLookupError):
+        _check_absent(pid)
         return None
     fields = stat[stat.rindex(")") + 2 :].split()
     # A killed process is a zombie at once; a thread of it may still be inside a system call that writes.
     return None if fields[0] in "ZX" and len(threads) <= 1 else int(fields[19])
+
+
+def _check_absent(pid: int) -> None:
+    """Raises PermissionError when there is such a process after all, of whatever user."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return
+    raise PermissionError(f"/proc hides process {pid}")

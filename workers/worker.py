@@ -6,6 +6,7 @@ import secrets
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from kernels import AttentionBatch, load_kernels
 from relay import celery
 from relay.geometry import Geometry
 from relay.grammar import Grammars
+from relay.life_lock import LifeLock
 from relay.log import event
 from relay.mailbox import Mailbox
 from relay.model_file import fingerprint, resolve_model
@@ -48,6 +50,7 @@ from workers.transfer.memory import KVMemory
 log = logging.getLogger(__name__)
 
 HOST_POOL_BYTES = 512 << 20
+RDMA_DEVICES = Path("/sys/class/infiniband")
 _WARM_DRAW = Draw(temperature=1.0, top_k=2, top_p=0.5, min_p=0.1, u=0.5)
 JOIN_S = 5.0
 OUTPUT_S = 1.0  # a drain that went well has emitted everything
@@ -70,7 +73,6 @@ class Worker:
         settings = self._settings
         self._name = name
         self._boot = f"{settings.role}-{secrets.token_hex(8)}"
-        self._incarnation = Incarnation.here(self._boot)
         started = time.monotonic()
         event(log, "loading", model=settings.model_path, role=settings.role, dtype=settings.dtype)
         torch.set_num_threads(settings.threads or usable_cores())
@@ -83,6 +85,8 @@ class Worker:
         max_rows = 1 if settings.role == "prefill" else settings.max_running
         self._geometry = _geometry(settings, model, max_rows)
         kv = _pool(settings, model, self._geometry)
+        self._lock = self._life_lock(kv)
+        self._incarnation = Incarnation.here(self._boot, self._lock.path if self._lock else "")
         _warm_up(
             model,
             kv,
@@ -246,6 +250,12 @@ class Worker:
                 self._crash(error)
 
     # ---- registration and ends
+
+    def _life_lock(self, kv: KVPool) -> LifeLock | None:
+        """It speaks for threads alone: what a GPU or a network card has begun might end later than they."""
+        by_threads = not kv.tensor.is_cuda and not any(RDMA_DEVICES.glob("*"))
+        folder = self._settings.lives_dir
+        return LifeLock(folder, self._boot) if folder and by_threads else None
 
     def _card(self, load: Load) -> WorkerCard:
         return WorkerCard(
