@@ -79,9 +79,11 @@ def disturb(stack: Stack, seed: int) -> None:
         ("everything down and up", lambda: everything(stack)),
     ):
         timed(said, partial(settled, stack, load, disturbance))
+    answered = load.stop()
+    timed("all pages are back", stack.all_pages_back)
     for service in ("redis", "prefill", "decode", "gateway", "flower"):
         stack.healthy(service)
-    print(f"{load.stop()} requests: none lost, none doubled, all texts those of the undisturbed run")
+    print(f"{answered} requests: none lost, none doubled, all texts those of the undisturbed run")
 
 
 def settled(stack: Stack, load: Load, disturbance: Callable[[], object]) -> None:

@@ -70,7 +70,15 @@ class Stack:
 
     def workers(self, role: str) -> int:
         """How many are registered."""
-        return sum(worker["role"] == role for worker in self._ask("/server_info").get("workers", ()))
+        return sum(worker["role"] == role for worker in self._ask("/v1/pools").get("workers", ()))
+
+    def all_pages_back(self) -> None:
+        """Nothing is held for requests that are over, nor for those who may have died while they wrote."""
+        until(lambda: not self._taken_pages(), "no page is held or in quarantine")
+
+    def _taken_pages(self) -> int:
+        pages = [worker["pages"] for worker in self._ask("/v1/pools").get("workers", ())]
+        return sum(each["held"] + each["quarantined"] for each in pages) if pages else -1
 
     def _ask(self, path: str) -> dict[str, Any]:
         try:
