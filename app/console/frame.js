@@ -3,11 +3,10 @@
 import { key } from "./api.js";
 import { byId, h, say, show } from "./element.js";
 import { KeyDialog } from "./key_dialog.js";
-import { duration } from "./units.js";
 
 const WHAT_TO_DO = {
   gateway_away: "It may be restarting. If it stays away, look into the gateway's log.",
-  redis_away: "Look after the server at REDIS_URL. Requests go on where they were when it is back.",
+  redis_away: "Look after the server at REDIS_URL: when it is back, requests go on where they were.",
 };
 
 export class Frame {
@@ -29,7 +28,7 @@ export class Frame {
   /** What the last question brought: null, or a Problem. */
   heard(problem) {
     if (problem === null) {
-      this.#heardAt = performance.now();
+      this.#heardAt = new Date();
       this.#pulse("live", "live");
       if (this.#watched) show(byId("notice"), false);
     } else if (problem.kind === "key") {
@@ -67,8 +66,9 @@ export class Frame {
 
   #away(problem) {
     this.#pulse("off", "away");
-    const old = this.#heardAt === null ? "" : ` What you see is ${duration(performance.now() - this.#heardAt)} old.`;
-    this.#notice(`${problem.message} ${WHAT_TO_DO[problem.code] ?? ""}${old} Trying again …`);
+    const what = problem.code === "redis_away" ? "Redis cannot be reached." : problem.message;
+    const old = this.#heardAt ? ` What you see is as of ${this.#heardAt.toLocaleTimeString()}.` : "";
+    this.#notice(`${what} ${WHAT_TO_DO[problem.code] ?? ""}${old} Trying again …`);
   }
 
   #notice(text, action) {

@@ -18,6 +18,7 @@ const answer = new Answer();
 let request = null;
 let timeline = null;
 let following = null;
+let drawnFrom = 0; // the moment of performance.now() at which the timeline was so
 
 async function refresh(signal) {
   const [found, spans] = await Promise.all([
@@ -26,8 +27,8 @@ async function refresh(signal) {
   ]);
   request = found;
   timeline = spans;
+  drawnFrom = performance.now();
   render();
-  following ??= stream();
   const endedMs = now() - request.created * 1000 - (request.ledger.total ?? 0);
   return !hasEnded(request) || endedMs < SETTLE_MS;
 }
@@ -51,7 +52,7 @@ function draw() {
   show(byId("zoom"), timeline.spans.some((span) => span.name === "decode"));
   show(byId("no-timeline"), timeline.spans.length === 0);
   say(byId("no-timeline"), "Its workers told nothing of this request.");
-  drawWaterfall(byId("waterfall"), timeline, now() - timeline.arrived * 1000, whole);
+  drawWaterfall(byId("waterfall"), timeline, timeline.now_ms + performance.now() - drawnFrom, whole);
 }
 
 function facts() {
@@ -82,16 +83,18 @@ function createFact([name]) {
 
 /** All of the text, from its beginning. */
 async function stream() {
+  following?.abort();
+  const { signal } = (following = new AbortController());
+  answer.clear();
   try {
-    for await (const { data } of follow(id, new AbortController().signal)) {
+    for await (const { data } of follow(id, signal)) {
       answer.write(data.text);
       show(byId("no-text"), answer.empty);
     }
     answer.end();
     poll.now();
   } catch (problem) {
-    following = problem.kind === "key" ? null : following;
-    frame.refused(problem);
+    if (!signal.aborted && problem.code !== "request_not_found") frame.refused(problem);
   }
 }
 
@@ -116,10 +119,15 @@ function heard(problem) {
   }
 }
 
+function begin() {
+  poll.now();
+  stream();
+}
+
 say(byId("title"), id);
 document.title = `${id} – kvrelay console`;
-const frame = new Frame(() => poll.now());
+const frame = new Frame(begin);
 const poll = new Poll(refresh, heard);
 byId("cancel").addEventListener("click", cancel);
 byId("zoom").addEventListener("change", draw);
-poll.now();
+begin();

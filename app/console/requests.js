@@ -8,7 +8,7 @@ import { ago, count, duration } from "./units.js";
 export function showRequests(requests) {
   keep(byId("requests"), requests, (request) => request.id, createRow, updateRow);
   show(byId("no-requests"), requests.length === 0);
-  say(byId("no-requests"), "No request yet. Send one above, or with curl: the first answer shows up here.");
+  say(byId("no-requests"), "No request yet. Send one from this page or by the API, and it shows up here.");
 }
 
 function createRow({ id }) {

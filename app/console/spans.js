@@ -1,32 +1,31 @@
 // What a timeline's spans mean, and how they are laid out. Pure functions.
 
 const KINDS = {
-  queued: "wait",
-  bootstrap: "wait",
-  admit: "wait",
   prefill: "compute",
   chunk: "compute",
   decode: "compute",
-  send: "move",
   transfer: "move",
+  send: "move",
+  seal: "move",
+  released: "event",
 };
-const TITLES = { chunk: "Chunks", send: "Layer groups" };
+const TITLES = { chunk: "Chunks", send: "Layer groups", wait: "Wait for a step" };
 
-/** What a span does: `wait`, `compute`, `move`, or `other`. */
+/** What goes on in a span: `compute`, `move` (of KV), `event`, or `wait` for something else. */
 export function kindOf(name) {
-  return KINDS[name] ?? "other";
+  return KINDS[name] ?? "wait";
 }
 
 export function titleOf(name) {
   return TITLES[name] ?? name.charAt(0).toUpperCase() + name.slice(1).replaceAll("_", " ");
 }
 
-/** One lane per attempt, process and name: in order of their beginnings, and each behind its parent, `depth` levels
- * down. A span without an end lasts until `nowMs`. */
+/** One lane per attempt, process, name and parent: in order of their beginnings, and each behind its parent, `depth`
+ * levels down. A span without an end lasts until `nowMs`. */
 export function lanesOf(spans, nowMs) {
   const lanes = new Map();
   for (const span of spans) {
-    const key = keyOf(span);
+    const key = keyOf(span, spans);
     if (!lanes.has(key)) lanes.set(key, laneOf(key, span, spans));
     const open = span.end_ms === null;
     lanes.get(key).spans.push({ ...span, open, end_ms: open ? Math.max(span.start_ms, nowMs) : span.end_ms });
@@ -38,22 +37,21 @@ export function lanesOf(spans, nowMs) {
     lane.busy_ms = covered(lane.spans);
   }
   found.sort((a, b) => a.attempt - b.attempt || a.start_ms - b.start_ms);
-  return behindParents(found, found.filter((lane) => !lanes.has(lane.parent)), 0);
+  return behindParents(found, found.filter((lane) => lane.inside === null), 0);
 }
 
-function keyOf({ attempt, process, name }) {
-  return [attempt, process, name].join("/");
+function keyOf({ attempt, process, name, parent }, spans) {
+  return [spans[parent] ? keyOf(spans[parent], spans) : attempt, process, name].join("/");
 }
 
-function laneOf(key, span, spans) {
-  const { attempt, process, name } = span;
-  const parent = spans[span.parent];
-  return { key, attempt, process, name, kind: kindOf(name), parent: parent ? keyOf(parent) : null, spans: [] };
+function laneOf(key, { attempt, process, name, parent }, spans) {
+  const inside = spans[parent] ? keyOf(spans[parent], spans) : null;
+  return { key, attempt, process, name, kind: kindOf(name), inside, spans: [] };
 }
 
 function behindParents(all, some, depth) {
   return some.flatMap((lane) => {
-    const children = all.filter((each) => each.parent === lane.key && each !== lane);
+    const children = all.filter((each) => each.inside === lane.key);
     return [{ ...lane, depth }, ...behindParents(all, children, depth + 1)];
   });
 }

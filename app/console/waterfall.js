@@ -55,7 +55,7 @@ function createLane({ name, process, depth, kind }) {
   const times = h("span", { class: "times" });
   const title = h("span", { class: "what" }, titleOf(name), times);
   title.style.setProperty("--depth", depth);
-  const summary = h("summary", {}, title, h("span", { class: "process" }, process), track, time);
+  const summary = h("summary", {}, title, h("span", { class: "process", title: process }, process.split("@")[0]), track, time);
   const rows = h("tbody");
   const more = h("p", { class: "hint" });
   const head = ["From", "Took", "What"].map((text) => h("th", { scope: "col" }, text));
@@ -94,8 +94,8 @@ function createRow() {
 function said({ attributes, start_ms: start, end_ms: end }) {
   const parts = Object.entries(attributes ?? {}).map(([name, value]) => {
     if (name === "bytes") return bytes(value);
-    if (name === "layers") return `layers ${value}`;
-    return typeof value === "number" ? `${count(value)} ${name.replaceAll("_", " ")}` : `${name.replaceAll("_", " ")} ${value}`;
+    const words = name.replaceAll("_", " ");
+    return typeof value === "number" ? `${count(value)} ${words}` : `${words} ${value}`;
   });
   const ms = end - start;
   if (attributes?.bytes && ms > 0) parts.push(`${bytes((1000 * attributes.bytes) / ms)}/s`);
