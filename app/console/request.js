@@ -67,7 +67,7 @@ function facts() {
     ["Total", duration(times.total)],
     ["Prompt", `${count(usage.prompt_tokens)} tokens${cached ? `, ${count(cached)} cached` : ""}`],
     ["Output", `${count(usage.completion_tokens)} tokens${request.finish_reason ? `, ${request.finish_reason}` : ""}`],
-    ["KV sent", ledger.transfer ? `${bytes(ledger.transfer.bytes)}, ${duration(ledger.transfer.exposed_ms)} not hidden` : "–"],
+    ["KV sent", ledger.transfer ? `${bytes(ledger.transfer.bytes)}, ${duration(ledger.transfer.exposed_ms)} exposed` : "–"],
     ["Attempts", `${count(ledger.attempts)}${ledger.retractions ? `, ${count(ledger.retractions)} retracted` : ""}`],
   ];
 }

@@ -21,7 +21,7 @@ export function titleOf(name) {
 }
 
 /** One lane per attempt, process, name and parent: in order of their beginnings, and each behind its parent, `depth`
- * levels down. A span without an end lasts until `nowMs`. */
+ * levels down; `holds` says that others are inside. A span without an end lasts until `nowMs`. */
 export function lanesOf(spans, nowMs) {
   const lanes = new Map();
   for (const span of spans) {
@@ -52,7 +52,7 @@ function laneOf(key, { attempt, process, name, parent }, spans) {
 function behindParents(all, some, depth) {
   return some.flatMap((lane) => {
     const children = all.filter((each) => each.inside === lane.key);
-    return [{ ...lane, depth }, ...behindParents(all, children, depth + 1)];
+    return [{ ...lane, depth, holds: children.length > 0 }, ...behindParents(all, children, depth + 1)];
   });
 }
 

@@ -18,6 +18,11 @@ export function duration(ms) {
   return `${Math.floor(minutes / 60)} h ${minutes % 60} m`;
 }
 
+/** The same of a round number: without digits that say nothing. */
+export function round(ms) {
+  return duration(ms).replace(/(\.\d*?)0+ /, (_, kept) => (kept === "." ? " " : `${kept} `));
+}
+
 export function ago(seconds) {
   if (seconds < 1) return "now";
   if (seconds < 60) return `${Math.floor(seconds)} s ago`;

@@ -2,7 +2,7 @@
 
 import { h, keep, say } from "./element.js";
 import { endOf, lanesOf, stepOf, titleOf } from "./spans.js";
-import { bytes, count, duration } from "./units.js";
+import { bytes, count, duration, round } from "./units.js";
 
 const TICKS = 5;
 const MOST_ROWS = 100; // of the single spans of one lane
@@ -39,7 +39,7 @@ function updateAxis(axis, { step, end }) {
   for (let at = 0; at < end * 0.96; at += step) ticks.push(at);
   keep(axis.firstChild, ticks, (at) => at, () => h("span"), (tick, at) => {
     tick.style.left = `${(100 * at) / end}%`;
-    say(tick, at === 0 ? "0" : duration(at));
+    say(tick, at === 0 ? "0" : round(at));
   });
 }
 
@@ -65,8 +65,9 @@ function createLane({ name, process, depth, kind }) {
   return lane;
 }
 
-function updateLane(lane, { spans, busy_ms: busy }, end) {
+function updateLane(lane, { spans, busy_ms: busy, holds }, end) {
   const { track, time, times, rows, more } = lane.parts;
+  lane.classList.toggle("holds", holds);
   say(time, duration(busy));
   say(times, spans.length > 1 ? `× ${count(spans.length)}` : "");
   const shown = spans.filter((span) => span.start_ms < end);
