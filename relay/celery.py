@@ -15,6 +15,7 @@ from kombu.exceptions import OperationalError
 
 from relay import log as logs
 from relay.log import event
+from relay.redis_url import RedisUrl
 from relay.request import Leg, Ring
 from relay.routing import queue_of
 from relay.settings import Settings
@@ -44,8 +45,10 @@ class _AMQP(AMQP):  # type: ignore[misc]
     Connection = _Connection
 
 
-app = Celery("kvrelay", broker=Settings.from_env().celery_broker, amqp=_AMQP, set_as_current=True)
+_broker = RedisUrl.parse(Settings.from_env().celery_broker).celery()
+app = Celery("kvrelay", broker=_broker.url, amqp=_AMQP, set_as_current=True)
 app.conf.update(
+    broker_use_ssl=_broker.use_ssl,
     # The message is a credit, the request record is the truth: acknowledged on arrival.
     task_acks_late=False,
     task_reject_on_worker_lost=False,
@@ -63,6 +66,7 @@ app.conf.update(
         "visibility_timeout": 3600,
         "queue_order_strategy": "priority",
         **_CONNECT_ONCE,
+        **_broker.transport_options,
     },
     # Nobody waits for a Celery result: clients read the request record.
     task_ignore_result=True,

@@ -7,10 +7,12 @@ through a `BlockingClient`, which never repeats.
 
 from typing import Any
 
-from redis import BlockingConnectionPool, Redis
+from redis import BlockingConnectionPool, ConnectionPool, Redis
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.exceptions import ConnectionError, MasterDownError, OutOfMemoryError, ReadOnlyError, TimeoutError
 from redis.retry import Retry
+
+from relay.redis_url import RedisUrl
 
 # No server, or one that says during a fail-over, or while its memory is full, what it will not say for ever.
 AWAY = (ConnectionError, TimeoutError, ReadOnlyError, MasterDownError, OutOfMemoryError)
@@ -26,8 +28,8 @@ def command_client(url: str) -> Redis:
 
     Any number of threads may call: those beyond the connections wait up to 2 s for one.
     """
-    pool = BlockingConnectionPool.from_url(
-        url,
+    pool = RedisUrl.parse(url).pool(
+        BlockingConnectionPool,
         max_connections=_MAX_CONNECTIONS,
         timeout=_COMMAND_TIMEOUT_S,
         protocol=2,
@@ -40,13 +42,25 @@ def command_client(url: str) -> Redis:
     return Redis.from_pool(pool)
 
 
+def probe_client(url: str, timeout_s: float) -> Redis:
+    """For one question that is answered within `timeout_s`, or not at all."""
+    pool = RedisUrl.parse(url).pool(
+        ConnectionPool,
+        protocol=2,
+        socket_timeout=timeout_s,
+        socket_connect_timeout=timeout_s,
+        retry=Retry(NoBackoff(), 0),
+    )
+    return Redis.from_pool(pool)
+
+
 class BlockingClient:
     """For one thread that waits in the server; any other thread may `wake` it."""
 
     def __init__(self, url: str) -> None:
         self._client_id: int | None = None
-        self.redis = Redis.from_url(
-            url,
+        pool = RedisUrl.parse(url).pool(
+            ConnectionPool,
             protocol=2,
             socket_timeout=_COMMAND_TIMEOUT_S + MAX_BLOCK_MS / 1000,
             socket_connect_timeout=_COMMAND_TIMEOUT_S,
@@ -55,6 +69,7 @@ class BlockingClient:
             max_connections=1,
             redis_connect_func=self._on_connect,
         )
+        self.redis = Redis.from_pool(pool)
 
     def _on_connect(self, connection: Any) -> None:
         connection.on_connect()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from relay.model_file import default_model_path, served_name
+from relay.redis_url import FORMS, RedisUrl
 
 
 class SettingsError(ValueError):
@@ -71,13 +72,14 @@ def _secret(about: str) -> Any:
     return _setting("", read, "text of 16 characters and more", about, secret=True)
 
 
-def _url(default: str, schemes: tuple[str, ...], about: str) -> Any:
+def _redis(default: str, about: str) -> Any:
+    """A URL that may hold a password: it is not shown."""
+
     def read(text: str) -> str:
-        if not text.startswith(tuple(f"{scheme}://" for scheme in schemes)):
-            raise ValueError
+        RedisUrl.parse(text)
         return text
 
-    return _setting(default, read, "URL with " + ", ".join(f"{scheme}://" for scheme in schemes), about)
+    return _setting(default, read, ", ".join(FORMS), about, secret=True)
 
 
 def _place(about: str) -> Any:
@@ -102,9 +104,6 @@ def _switch(default: bool, about: str) -> Any:
     return _setting(default, read, "0, 1, true, false", about)
 
 
-_REDIS = ("redis", "rediss", "unix")
-
-
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Every field is the lower-case name of its environment variable; `docs/settings.md` lists them all."""
@@ -125,8 +124,10 @@ class Settings:
     )
     role: str = _choice("unified", ("prefill", "decode", "unified"), "what a worker does")
 
-    redis_url: str = _url("redis://127.0.0.1:6379/0", _REDIS, "server of requests, rooms and token streams")
-    broker_url: str = _url("", (*_REDIS, "sentinel", "memory"), "Celery broker; empty: REDIS_URL")
+    redis_url: str = _redis(
+        "redis://127.0.0.1:6379/0", "server of requests, rooms and token streams: docs/hosts.md"
+    )
+    broker_url: str = _redis("", "Celery broker, in the same form; empty: REDIS_URL")
     host: str = _text("127.0.0.1", "address", "address the gateway and Flower listen on")
     port: int = _whole(8000, 1, 65_535, "port of the gateway")
     flower_port: int = _whole(5555, 1, 65_535, "port of Flower")

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from app.launch.programs import worker_command, worker_env
 from app.launch.supervisor import die_with_parent
+from relay.redis_url import RedisUrl
 from relay.request import Record, Ring, Submission, member_id
 from relay.rooms import Rooms
 from relay.routing import queue_of
@@ -39,6 +40,14 @@ WORKER = {
 }
 
 
+def celery_app(url: str) -> Celery:
+    """A client of the workers' broker."""
+    broker = RedisUrl.parse(url).celery()
+    app = Celery(broker=broker.url)
+    app.conf.update(broker_transport_options=broker.transport_options, broker_use_ssl=broker.use_ssl)
+    return app
+
+
 class Answer(NamedTuple):
     """How a request ended; `logprobs` of the chosen tokens, where they were asked for."""
 
@@ -49,13 +58,19 @@ class Answer(NamedTuple):
 
 
 class WorkerProcess:
-    def __init__(self, relay: "Relay", role: str, name: str, **env: str) -> None:
+    """`inside` is put before its command, where it is to run on another host: it is a child there."""
+
+    def __init__(
+        self, relay: "Relay", role: str, name: str, inside: Sequence[str] = (), **env: str
+    ) -> None:
         self.role = role
+        self.name = name
+        self._inside = bool(inside)
         self.log = relay.folder / f"{name}.log"
         parent = os.getpid()
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                worker_command(role, relay.model, name),
+                [*inside, *worker_command(role, relay.model, name)],
                 cwd=ROOT,
                 env={**os.environ, **worker_env(role), **relay.env, **env},
                 stdout=log,
@@ -63,11 +78,17 @@ class WorkerProcess:
                 preexec_fn=lambda: die_with_parent(parent),
             )
 
+    @property
+    def pid(self) -> int:
+        pid = self.process.pid
+        return int(Path(f"/proc/{pid}/task/{pid}/children").read_text()) if self._inside else pid
+
     def send(self, number: signal.Signals) -> None:
-        os.kill(self.process.pid, number)
+        os.kill(self.pid, number)
 
     def end(self) -> None:
-        self.process.kill()
+        if self.process.poll() is None:
+            self.send(signal.SIGKILL)
         self.process.wait()
 
 
@@ -85,7 +106,7 @@ class Relay:
             **env,
         }
         self.rooms = Rooms(server.url, model)
-        self.app = Celery(broker=server.url)
+        self.app = celery_app(server.url)
         self.workers: list[WorkerProcess] = []
         self._reader = TokenReader(server.url, model)
 
@@ -98,12 +119,12 @@ class Relay:
 
     # ---- workers
 
-    def start(self, *roles: str, **env: str) -> list[WorkerProcess]:
+    def start(self, *roles: str, inside: Sequence[str] = (), **env: str) -> list[WorkerProcess]:
         """They are not ready yet: see `ready`."""
         started = []
         for role in roles:
             name = f"{self.model}-{role}-{next(_numbers)}"
-            started.append(WorkerProcess(self, role, name, **env))
+            started.append(WorkerProcess(self, role, name, inside, **env))
             self.workers.append(started[-1])
         return started
 
@@ -118,8 +139,8 @@ class Relay:
         return status
 
     def cards(self) -> list[WorkerCard]:
-        pids = {worker.process.pid for worker in self._alive()}
-        return [card for card in self.rooms.workers() if card.incarnation.pid in pids]
+        names = {worker.name for worker in self._alive()}
+        return [card for card in self.rooms.workers() if card.name.partition("@")[0] in names]
 
     def _alive(self) -> list[WorkerProcess]:
         for worker in self.workers:

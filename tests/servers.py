@@ -31,7 +31,8 @@ def free_port() -> int:
 
 
 class RedisServer:
-    """One server process, its port and directory. `append_fsync` None: nothing is persisted."""
+    """One server process, its port and directory. `append_fsync` None: nothing is persisted. `inside` is put
+    before its command, where it is to run on another host, at `address`."""
 
     def __init__(
         self,
@@ -39,10 +40,14 @@ class RedisServer:
         directory: Path,
         append_fsync: str | None = None,
         options: Sequence[str] = (),
+        address: str = "127.0.0.1",
+        inside: Sequence[str] = (),
     ) -> None:
         self.binary = binary
         self.directory = directory
         self.port = free_port()
+        self.address = address
+        self._inside = tuple(inside)
         self._options = ["--save", "", "--appendonly", "no"]
         if append_fsync:
             self._options = ["--save", "", "--appendonly", "yes", "--appendfsync", append_fsync]
@@ -51,7 +56,7 @@ class RedisServer:
 
     @property
     def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
+        return f"redis://{self.address}:{self.port}/0"
 
     @property
     def process_id(self) -> int:
@@ -65,9 +70,9 @@ class RedisServer:
         """Returns when the server has read its data and answers."""
         assert self._process is None
         self.directory.mkdir(parents=True, exist_ok=True)
-        address = ["--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(self.directory)]
+        address = ["--bind", self.address, "--port", str(self.port), "--dir", str(self.directory)]
         with (self.directory / "server.log").open("ab") as log:
-            command = [str(self.binary), *address, *self._options]
+            command = [*self._inside, str(self.binary), *address, *self._options]
             self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         deadline = time.monotonic() + START_DEADLINE_S
         with self.client() as client:

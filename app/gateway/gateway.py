@@ -8,9 +8,6 @@ from collections.abc import Callable
 
 from flask import Flask, Response, g, request
 from flask_cors import CORS
-from redis import Redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from app.api import (
     batches,
@@ -43,6 +40,7 @@ from relay.files import Files
 from relay.grammar import Grammars
 from relay.log import event
 from relay.model_card import read_model_card
+from relay.redis_client import probe_client
 from relay.request import Ring
 from relay.responses import Responses
 from relay.rooms import Rooms
@@ -118,7 +116,7 @@ def _service(settings: Settings, ring: Callable[[Ring], object]) -> Service:
         batches=all_batches,
         responses=Responses(rooms.redis, rooms.root),
         recent=Recent(),
-        probe=_probe(settings.redis_url),
+        probe=probe_client(settings.redis_url, _PROBE_TIMEOUT_S),
         ring=ring,
     )
 
@@ -127,17 +125,6 @@ def _celery_ring() -> Callable[[Ring], object]:
     from relay.celery import ring
 
     return ring
-
-
-def _probe(url: str) -> Redis:
-    """A client that answers within the time a readiness check has."""
-    return Redis.from_url(
-        url,
-        protocol=2,
-        socket_timeout=_PROBE_TIMEOUT_S,
-        socket_connect_timeout=_PROBE_TIMEOUT_S,
-        retry=Retry(NoBackoff(), 0),
-    )
 
 
 def _begin() -> None:

@@ -5,8 +5,10 @@ import shutil
 import socket
 from pathlib import Path
 
-from redis import Redis
 from redis.exceptions import RedisError
+
+from relay.redis_client import probe_client
+from relay.redis_url import RedisUrl
 
 NEEDED_MB = 200  # logs, and the append-only file of Valkey with its rewrite
 
@@ -50,16 +52,17 @@ def check_folder(path: Path, needed_mb: int = NEEDED_MB) -> None:
 
 def check_redis(url: str, variable: str = "REDIS_URL") -> None:
     """Raises CheckFailed when no server answers at `url`, or it is too old for functions."""
+    shown = f"{variable}={RedisUrl.parse(url)}"
     try:
-        with Redis.from_url(url, socket_timeout=5, socket_connect_timeout=5) as client:
+        with probe_client(url, timeout_s=5.0) as client:
             version = client.info("server")["redis_version"]
     except (RedisError, OSError) as error:
         raise CheckFailed(
-            f"{variable}={url} does not answer ({error}): start that server, correct {variable},"
+            f"{shown} does not answer ({error}): start that server, correct {variable},"
             f" or unset {variable} to have one started."
         ) from error
     if int(str(version).split(".")[0]) < 7:
-        raise CheckFailed(f"The server at {variable}={url} is Redis {version}: use Redis 7 or Valkey.")
+        raise CheckFailed(f"The server at {shown} is Redis {version}: use Redis 7 or Valkey.")
 
 
 def parse_cores(text: str) -> tuple[int, ...]:

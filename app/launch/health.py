@@ -53,12 +53,12 @@ def of_flower(settings: Settings) -> Health:
 
 
 def of_redis(settings: Settings) -> Health:
-    from redis import Redis
     from redis.exceptions import RedisError
 
-    timeouts = {"socket_timeout": TIMEOUT_S, "socket_connect_timeout": TIMEOUT_S}
+    from relay.redis_client import probe_client
+
     try:
-        with Redis.from_url(settings.redis_url, **timeouts) as client:
+        with probe_client(settings.redis_url, TIMEOUT_S) as client:
             client.ping()
     except RedisError as error:
         return Health(False, f"Redis does not answer: {error}")

@@ -36,7 +36,6 @@ def test_the_broker_is_redis_unless_set() -> None:
         ("QUARANTINE_SHARE", "2", "number, 0.01 to 1"),
         ("DTYPE", "fp8", "float32, bfloat16, float16"),
         ("KV_DIGEST", "maybe", "0, 1, true, false"),
-        ("REDIS_URL", "localhost:6379", "URL with redis://"),
         ("FILES_URL", "ftp://host/folder", "path, or URL with s3://"),
     ],
 )
