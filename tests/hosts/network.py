@@ -5,6 +5,7 @@ another, and none sees another's processes. They share the kernel, and with it t
 """
 
 import contextlib
+import json
 import os
 import shutil
 import subprocess
@@ -87,6 +88,11 @@ class Host:
         rate = ("rate", f"{mbit_per_s}mbit", "burst", str(BURST_BYTES), "latency", "100ms")
         _run("tc", "-n", self._namespace, "qdisc", "replace", "dev", "eth0", "root", "tbf", *rate)
 
+    def sent_bytes(self) -> int:
+        """By this host, since it is up."""
+        links = json.loads(_run("ip", "-n", self._namespace, "-j", "-s", "link", "show", "eth0"))
+        return int(links[0]["stats64"]["tx"]["bytes"])
+
     def die(self) -> None:
         """Power off: every process of it is killed, and the address is gone."""
         self._unshare.kill()
@@ -127,6 +133,7 @@ class Network:
 
     def add(self, name: str) -> Host:
         host = Host(self, name, len(self.hosts) + 1)
+        assert len(self.hosts) < 256 // _SLOTS - 1
         self.hosts.append(host)
         _run("ip", "route", "add", f"{host.address}/32", "via", f"{self.prefix}.{self.base}.1")
         return host
@@ -157,7 +164,8 @@ def _between(source: Host, target: Host) -> tuple[str, ...]:
     return ("from", source.address, "to", target.address)
 
 
-def _run(*command: str) -> None:
+def _run(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
+    return done.stdout

@@ -4,8 +4,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
-from tests.hosts.network import Network
-from tests.relay_rig import Answer, Relay, tiny_model
+from relay.request import State
+from tests.hosts.network import Host, Network
+from tests.processes import until
+from tests.relay_rig import Answer, Relay, WorkerProcess, tiny_model
 from tests.servers import RedisServer, valkey_binary
 
 # Little to compute and much to send: 96 KiB of KV a token.
@@ -17,34 +19,35 @@ HEAVY = {
     "max_position_embeddings": 1024,
 }
 LONG_TOKENS = 600
-MBIT_PER_S = 200  # a long prompt is two seconds on its way
-WAYS: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True}
+MBIT_PER_S = 200  # so a long prompt is two seconds on its way
+MID_TRANSFER_BYTES = 20 << 20
+HOW: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True}
 
 
 class Stage:
+    """Redis on `front`, a worker each on `prefill` and `decode`."""
+
     def __init__(self, network: Network, folder: Path) -> None:
         self.network = network
-        self.folder = folder
-        self._stack = ExitStack()
+        self._folder = folder
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            front, self.prefill, self.decode = (self.network.add(n) for n in ("front", "prefill", "decode"))
-            self.front = front
+            self.front, self.prefill, self.decode = map(self.network.add, ("front", "prefill", "decode"))
             self.server = stack.enter_context(
                 RedisServer(
                     valkey_binary(),
-                    self.folder / "valkey",
+                    self._folder / "valkey",
                     options=["--protected-mode", "no"],
-                    address=front.address,
-                    inside=front.inside(),
+                    address=self.front.address,
+                    inside=self.front.inside(),
                 )
             )
-            model = tiny_model(self.folder / "heavy", **HEAVY)
-            self.relay = Relay(self.server, self.folder, "heavy", MODEL=str(model), LOG_LEVEL="DEBUG")
+            model = tiny_model(self._folder / "heavy", **HEAVY)
+            self.relay = Relay(self.server, self._folder, "heavy", MODEL=str(model))
             stack.callback(self.relay.close)
-            self.relay.start("prefill", inside=self.prefill.inside())
-            self.relay.start("decode", inside=self.decode.inside())
+            self.writer = self.start("prefill", self.prefill)
+            self.reader = self.start("decode", self.decode)
             self.relay.ready()
             self._stack = stack.pop_all()
         return self
@@ -52,8 +55,26 @@ class Stage:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def prompt(self, seed: int, tokens: int = LONG_TOKENS) -> tuple[int, ...]:
-        return tuple(5 + (seed * 31 + i * (7 + seed)) % 120 for i in range(tokens))
+    def start(self, role: str, host: Host, **env: str) -> WorkerProcess:
+        (worker,) = self.relay.start(role, inside=host.inside(), **env)
+        return worker
 
-    def ask(self, seed: int) -> Answer:
-        return self.relay.ask(self.prompt(seed), **WAYS)
+    def submit(self, *seeds: int) -> list[str]:
+        return [self.relay.submit(prompt(seed), **HOW) for seed in seeds]
+
+    def wait(self, ids: list[str]) -> list[Answer]:
+        answers = [self.relay.wait(request_id) for request_id in ids]
+        assert {answer.end.state for answer in answers} == {State.FINISHED}
+        return answers
+
+    def mid_transfer(self, host: Host) -> None:
+        """Return when `host` has sent some of a prompt and has more to send."""
+        before = host.sent_bytes()
+        until(lambda: host.sent_bytes() > before + MID_TRANSFER_BYTES, f"{host.name} sends")
+
+    def quarantined_pages(self) -> int:
+        return sum(card.load.quarantined_pages for card in self.relay.cards())
+
+
+def prompt(seed: int) -> tuple[int, ...]:
+    return tuple(5 + (seed * 31 + i * (7 + seed)) % 120 for i in range(LONG_TOKENS))
