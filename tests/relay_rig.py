@@ -7,7 +7,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from celery import Celery
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -23,7 +23,6 @@ from relay.tokens import End, TokenReader
 from relay.worker_card import WorkerCard
 from tests.models import VOCAB_SIZE, random_model, save_directory
 from tests.processes import until
-from tests.servers import RedisServer
 
 ROOT = Path(__file__).parents[1]
 START_S = 60.0
@@ -92,10 +91,15 @@ class WorkerProcess:
         self.process.wait()
 
 
+class HasUrl(Protocol):
+    @property
+    def url(self) -> str: ...
+
+
 class Relay:
     """One model name on a server that others may share. `close` ends its workers."""
 
-    def __init__(self, server: RedisServer, folder: Path, model: str, **env: str) -> None:
+    def __init__(self, server: HasUrl, folder: Path, model: str, **env: str) -> None:
         self.folder = folder
         self.model = model
         self.env = {

@@ -1,10 +1,11 @@
 #!/bin/sh
-# Install what the tests need beyond the Python packages: Debian's Redis, beside the Valkey that comes with them, and its
-# Chromium, which looks at the console page.
+# Install what the tests need beyond the Python packages: Debian's Redis, beside the Valkey that comes with them, its
+# Chromium, which looks at the console page, and iproute2, which makes several hosts of one.
 set -u
 missing=""
 command -v redis-server >/dev/null || missing="redis-server"
 command -v chromium >/dev/null || missing="$missing chromium"
+command -v tc >/dev/null || missing="$missing iproute2"
 [ -n "$missing" ] || exit 0
 command -v apt-get >/dev/null || exit 0 # the tests that need them say that they were skipped
 as_root=""

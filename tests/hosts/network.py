@@ -118,7 +118,8 @@ class Network:
         with ExitStack() as stack:
             stack.callback(self._remove)
             _run("ip", "netns", "add", self.router)
-            _run("ip", "netns", "exec", self.router, "sysctl", "-qw", "net.ipv4.ip_forward=1")
+            forward = "echo 1 >/proc/sys/net/ipv4/ip_forward"
+            _run("ip", "netns", "exec", self.router, "sh", "-c", forward)
             far = ("peer", "name", "uplink", "netns", self.router)
             _run("ip", "link", "add", self._uplink, "type", "veth", *far)
             _run("ip", "addr", "add", f"{self.prefix}.{self.base}.2/24", "dev", self._uplink)
