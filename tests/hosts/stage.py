@@ -19,7 +19,7 @@ HEAVY = {
     "max_position_embeddings": 1024,
 }
 LONG_TOKENS = 600
-MBIT_PER_S = 200  # so a long prompt is two seconds on its way
+MBIT_PER_S = 400  # so a long prompt is a second on its way
 MID_TRANSFER_BYTES = 20 << 20
 HOW: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True}
 
