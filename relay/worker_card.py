@@ -23,6 +23,11 @@ class Incarnation(NamedTuple):
     def here(cls, boot: str, lock: str = "") -> "Incarnation":
         return cls(boot, host_identity(), os.getpid(), start_ticks(os.getpid()) or 0, lock)
 
+    @property
+    def far(self) -> bool:
+        """It runs where no memory is shared: on another machine, or in another container."""
+        return self.host != host_identity()
+
     def proven_dead(self) -> bool:
         """True only when this process can see that the other is gone; False also means "cannot tell"."""
         here = host_identity()

@@ -159,7 +159,7 @@ class Manager(KVManager):
         self.senders[room] = Sender()
         return self.senders[room]
 
-    def receiver(self, room: int) -> Receiver:
+    def receiver(self, room: int, far: bool = False) -> Receiver:
         if not self.free_rows:
             raise RowsExhausted("no row")
         self.receivers[room] = Receiver(self, room, self.free_rows.pop())

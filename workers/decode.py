@@ -107,8 +107,9 @@ class DecodeLegs(Legs):
 
     def _publish(self, leg: DecodeLeg) -> None:
         claimed = leg.claimed
+        assert leg.writer is not None
         try:
-            leg.receiver = self._desk.manager.receiver(claimed.room)
+            leg.receiver = self._desk.manager.receiver(claimed.room, leg.writer.far)
         except RowsExhausted:
             self._give_back(leg, Why.PRESSURE)
             return

@@ -140,8 +140,9 @@ class KVManager(ABC):
         """`pages`: the source pages by position. `key` names the leg in Computed messages."""
 
     @abstractmethod
-    def receiver(self, room: int) -> KVReceiver:
-        """Takes a metadata row and poisons it. Raises RowsExhausted when none is free."""
+    def receiver(self, room: int, far: bool = False) -> KVReceiver:
+        """Takes a metadata row and poisons it. `far`: what writes is on another host, and each step of it
+        waits for this side to look. Raises RowsExhausted when none is free."""
 
     @abstractmethod
     def proven(self, room: int) -> None:

@@ -46,9 +46,9 @@ class TransferManager(KVManager):
         self._thread.open(room, tuple(pages))
         return RoomSender(self, self._thread, room, key)
 
-    def receiver(self, room: int) -> "RoomReceiver":
+    def receiver(self, room: int, far: bool = False) -> "RoomReceiver":
         row = self.rows.take()
-        self._thread.receiving(room)
+        self._thread.receiving(room, far)
         return RoomReceiver(self, room, row)
 
     def proven(self, room: int) -> None:
@@ -80,6 +80,7 @@ class TransferManager(KVManager):
         if quarantine:
             # The thread goes on polling: without progress here the peer's writes may never reach DONE.
             self._quarantined.setdefault(room, []).append(row)
+            self._thread.receiving(room, far=False)  # nobody waits for it now
         else:
             self._give_back(room, row)
 

@@ -25,7 +25,8 @@ from workers.transfer.transport import PeerLost, Table, Transport, TransportErro
 log = logging.getLogger(__name__)
 
 SEND_POLL_S = 0.001
-RECEIVE_POLL_S = 0.004
+RECEIVE_POLL_S = 0.004  # each look takes time from a decode step
+RECEIVE_FAR_POLL_S = 0.001
 WAIT_POLL_S = 0.05  # compute wants the core, and tells when there is more
 STOP_S = 5.0
 
@@ -49,7 +50,7 @@ class TransferThread:
         # From here on the thread's own.
         self._on_event: Callable[[TransferEvent], None] = lambda _: None
         self._sends: dict[int, Send] = {}
-        self._receiving: set[int] = set()
+        self._receiving: dict[int, float] = {}  # room -> how long to sleep between two looks
         self._broken: set[str] = set()
         self._stopping = False
 
@@ -67,12 +68,13 @@ class TransferThread:
         """Do `action` to the room, if it is still known then."""
         self._commands.put(partial(self._act, room, action))
 
-    def receiving(self, room: int) -> None:
+    def receiving(self, room: int, far: bool) -> None:
         """Poll for the sake of a peer that writes, until `received`."""
-        self._commands.put(partial(self._receiving.add, room))
+        poll_s = RECEIVE_FAR_POLL_S if far else RECEIVE_POLL_S
+        self._commands.put(partial(self._receiving.__setitem__, room, poll_s))
 
     def received(self, room: int) -> None:
-        self._commands.put(partial(self._receiving.discard, room))
+        self._commands.put(partial(self._receiving.pop, room, None))
 
     def forget(self, boot: str) -> None:
         self._commands.put(partial(self._forget, boot, f"decode worker {boot} is gone"))
@@ -113,7 +115,7 @@ class TransferThread:
         if any(send.moves for send in self._sends.values()):
             return SEND_POLL_S
         if self._receiving:
-            return RECEIVE_POLL_S
+            return min(self._receiving.values())
         return WAIT_POLL_S if any(send.waits for send in self._sends.values()) else None
 
     def _drain(self, wait_s: float | None) -> None:
