@@ -10,7 +10,7 @@ from bench import machine
 from bench.peers import __main__ as peers
 from bench.table import show
 
-NAMES = ("kernels", "accuracy", "overhead", "latency", "serving", "interference", "soak", "load")
+NAMES = ("kernels", "accuracy", "overhead", "latency", "serving", "interference", "soak", "load", "traffic")
 
 
 def main() -> int:

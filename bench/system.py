@@ -44,6 +44,10 @@ class System:
         assert self._kept is not None
         return self._kept.log()
 
+    @property
+    def redis_url(self) -> str:
+        return self.processes()["gunicorn"].environ()["REDIS_URL"]
+
     def processes(self) -> dict[str, psutil.Process]:
         """The running processes by the name of their program, such as `prefill-1`."""
         assert self._kept is not None

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from redis.exceptions import OutOfMemoryError, ResponseError
+from redis.exceptions import OutOfMemoryError
 
 from relay.answers import (
     Cancelled,
@@ -32,7 +32,8 @@ from relay.answers import (
     Transfer,
     Waiting,
 )
-from relay.functions import Functions, UnsupportedServer
+from relay.commit import GroupCommit
+from relay.functions import Functions
 from relay.geometry import Geometry
 from relay.packed import pack_ints, unpack_ints
 from relay.prompt_logprobs import PromptLogprobs
@@ -54,6 +55,7 @@ class Rooms:
         self.redis = command_client(url)
         self.root = root_key(model)
         self._functions = Functions(self.redis, self.root)
+        self._commits = GroupCommit(self.redis, self.root)
         self._result_ttl_ms = result_ttl_ms
 
     def close(self) -> None:
@@ -91,14 +93,7 @@ class Rooms:
 
         Raises UnsupportedServer for one that has no append-only file, or no WAITAOF: before Redis 7.2.
         """
-        pipeline = self.redis.pipeline(transaction=False)
-        pipeline.set(f"{self.root}:synced", 1)  # WAITAOF is about the last write of its own connection
-        pipeline.execute_command("WAITAOF", 1, 0, timeout_ms)  # type: ignore[no-untyped-call]
-        try:
-            _, (on_disk, _) = pipeline.execute()
-        except ResponseError as error:
-            raise UnsupportedServer(f"ACCEPT_SYNC needs appendonly yes and WAITAOF: {error}") from error
-        return bool(on_disk)
+        return self._commits.wait(timeout_ms)
 
     def earlier(self, idempotency_key: str) -> tuple[str, str] | None:
         """Id and body hash of the request that this key stands for, if it came before."""

@@ -371,6 +371,17 @@ def test_a_sync_waits_for_the_disk(tmp_path: Path, append_fsync: str, kept: bool
         rooms.close()
 
 
+def test_many_share_a_wait_for_the_disk(tmp_path: Path) -> None:
+    with RedisServer(valkey_binary(), tmp_path / "data", append_fsync="everysec") as server:
+        rooms = Rooms(server.url, "m")
+        with ThreadPoolExecutor(200) as pool:
+            assert all(pool.map(lambda _: rooms.sync(1_900), range(200)))
+        with server.client() as client:
+            waits = client.info("commandstats")["cmdstat_waitaof"]["calls"]
+        assert 1 <= waits <= 40, "not one for each"
+        rooms.close()
+
+
 def test_a_server_that_keeps_nothing_cannot_sync(tmp_path: Path) -> None:
     with RedisServer(valkey_binary(), tmp_path / "data") as server:
         rooms = Rooms(server.url, "m")
