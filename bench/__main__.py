@@ -10,7 +10,18 @@ from bench import machine
 from bench.peers import __main__ as peers
 from bench.table import show
 
-NAMES = ("kernels", "accuracy", "overhead", "latency", "serving", "interference", "soak", "load", "traffic")
+NAMES = (
+    "kernels",
+    "accuracy",
+    "overhead",
+    "latency",
+    "serving",
+    "interference",
+    "soak",
+    "load",
+    "traffic",
+    "batch",
+)
 
 
 def main() -> int:

@@ -34,6 +34,11 @@ class PromptLogprobs(NamedTuple):
         tokens = zip(self.ids.tolist(), self.logprobs.tolist(), strict=True)
         return [[[i, value] for i, value in zip(*token, strict=True)] for token in tokens]
 
+    @staticmethod
+    def packed_bytes(prompt_tokens: int, alternatives: int) -> int:
+        """Of a prompt's, once they are packed."""
+        return 8 + (prompt_tokens - 1) * (8 * (1 + alternatives) + 4)
+
     def pack(self) -> bytes:
         head = np.array(self.ids.shape, "<i4")
         parts = (head, self.ids.astype("<i4"), self.logprobs.astype("<f4"), self.ranks.astype("<i4"))

@@ -398,13 +398,14 @@ end
 -- The requests that one client's call makes; a fork takes the prompt of its leader, which comes before it.
 local function group_of(args, first)
   local group, prompts, bytes, tokens = {}, {}, 0, 0
-  for i = first, #args, 6 do
-    local id, prompt, params, prompt_tokens, limit_tokens, leader = unpack(args, i, i + 5)
+  for i = first, #args, 7 do
+    local id, prompt, params, scores_bytes, prompt_tokens, limit_tokens, leader = unpack(args, i, i + 6)
     if leader ~= '' then prompt = prompts[leader] else tokens = tokens + prompt_tokens end
     prompts[id] = prompt
-    bytes = bytes + #prompt + #params
+    local own_bytes = #prompt + #params + scores_bytes
+    bytes = bytes + own_bytes
     table.insert(group, { id = id, prompt = prompt, fields = {
-      params = params, prompt_tokens = prompt_tokens, limit_tokens = limit_tokens, bytes = #prompt + #params,
+      params = params, prompt_tokens = prompt_tokens, limit_tokens = limit_tokens, bytes = own_bytes,
       leader = leader ~= '' and leader or nil,
     } })
   end
@@ -420,8 +421,8 @@ local function ring_earlier(c, group, first)
 end
 
 -- timeout_ms, kind, idempotency key, body hash, max_open_requests, max_open_bytes, result_ttl_ms, priority, owner,
--- requests and tokens per minute, ms since the call arrived, then of each request: id, prompt, params, prompt_tokens,
--- limit_tokens, leader or ''
+-- requests and tokens per minute, ms since the call arrived, then of each request: id, prompt, params, bytes of
+-- its scores, prompt_tokens, limit_tokens, leader or ''
 -- -> outcome, id of the first, rings, ms after which it may come again
 local function submit(keys, args)
   local c = enter(keys)

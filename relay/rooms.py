@@ -318,7 +318,9 @@ def _member(s: Submission) -> tuple[str | bytes | int, ...]:
     prompt_tokens = len(s.prompt_ids)
     prompt = b"" if s.leader else pack_ints(s.prompt_ids)
     limit_tokens = prompt_tokens + s.params.max_tokens
-    return s.request_id, prompt, s.params.to_json(), prompt_tokens, limit_tokens, s.leader or ""
+    wanted = s.params.prompt_logprobs
+    scores_bytes = 0 if wanted is None else PromptLogprobs.packed_bytes(prompt_tokens, wanted)
+    return s.request_id, prompt, s.params.to_json(), scores_bytes, prompt_tokens, limit_tokens, s.leader or ""
 
 
 def _claim(leg: Leg, reply: list[Any]) -> Claim:

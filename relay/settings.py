@@ -183,7 +183,7 @@ class Settings:
     result_ttl_s: int = _whole(3_600, 1, 2_592_000, "how long an ended request can be read")
     accept_sync: bool = _switch(False, "answer a submit only when Redis has it on disk: Redis 7.2 and Valkey")
     max_open_requests: int = _whole(10_000, 1, 10_000_000, "open requests; above it 429")
-    max_open_bytes: int = _whole(256 << 20, 1 << 16, 1 << 40, "bytes of open prompts; above it 429")
+    max_open_bytes: int = _whole(256 << 20, 1 << 16, 1 << 40, "bytes of open prompts + scores; above it 429")
     max_body_bytes: int = _whole(4 << 20, 1 << 10, 1 << 30, "largest request body; above it 413")
     context_tokens: int = _whole(0, 0, 1 << 31, "longest prompt plus output; 0: the model's own")
     client_templates: bool = _switch(False, "clients may send chat templates of their own")

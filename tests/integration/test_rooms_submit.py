@@ -1,13 +1,17 @@
 """What a gateway does: submit once, list, cancel, and be told when there is no room."""
 
 import threading
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from relay.answers import Emission, EmitOutcome, SubmitOutcome, Submitted
+from relay.prompt_logprobs import PromptLogprobs
 from relay.request import Finish, Leg, Ring, State
 from relay.rooms import Rooms
+from relay.sampling import SamplingParams
 from relay.tokens import TokenReader
 from tests.integration.scene import LONG_MS, Scene, check_integrity, claim, submission, tokens
 from tests.integration.until import until
@@ -74,6 +78,20 @@ def test_too_many_open_bytes(rooms: Rooms) -> None:
     assert rooms.submit(submission(tokens=1_000, max_open_bytes=limit)).outcome is SubmitOutcome.FULL
     rooms.cancel("req_large")
     assert rooms.submit(submission(tokens=1_000, max_open_bytes=limit)).outcome is SubmitOutcome.NEW
+    check_integrity(rooms)
+
+
+def test_the_likelihood_of_a_prompt_takes_room_too(rooms: Rooms) -> None:
+    def submit(wanted: int | None) -> SubmitOutcome:
+        params = SamplingParams(max_tokens=1, prompt_logprobs=wanted)
+        return rooms.submit(replace(submission(tokens=100), params=params, max_open_bytes=5_000)).outcome
+
+    assert submit(20) is SubmitOutcome.FULL
+    assert submit(0) is SubmitOutcome.NEW
+    scores = PromptLogprobs(
+        np.zeros((99, 1), np.int32), np.zeros((99, 1), np.float32), np.zeros(99, np.int32)
+    )
+    assert len(scores.pack()) == PromptLogprobs.packed_bytes(100, 0)
     check_integrity(rooms)
 
 
