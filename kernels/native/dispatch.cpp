@@ -1,9 +1,18 @@
-// Which instruction sets this machine has, and their tables.
+// What this machine has: its instruction sets, and their tables.
+#include <unistd.h>
+
 #include <stdexcept>
 
+#include "fetch.h"
 #include "kernel_table.h"
 
 namespace kvrelay {
+
+#if defined(_SC_LEVEL1_DCACHE_SIZE)
+const bool kLargeFirstLevel = sysconf(_SC_LEVEL1_DCACHE_SIZE) >= 48 << 10;
+#else
+const bool kLargeFirstLevel = false;
+#endif
 
 extern const KernelTable kBaselineBf16, kBaselineF32;
 #if defined(__x86_64__)

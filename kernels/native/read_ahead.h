@@ -4,6 +4,7 @@
 // time of the computation; then the shorter of the two hides behind the longer.
 #pragma once
 
+#include "fetch.h"
 #include "kernel_table.h"
 
 namespace kvrelay {
@@ -37,8 +38,8 @@ class ReadAhead {
 
     // Of keys, and as much of values.
     inline __attribute__((always_inline)) void fetch_line() {
-        __builtin_prefetch(at_);
-        __builtin_prefetch(at_ + to_value_);
+        fetch(at_, into_first_level_);
+        fetch(at_ + to_value_, into_first_level_);
         at_ += kLine;
         if (at_ >= end_) next_run();
     }
@@ -58,6 +59,7 @@ class ReadAhead {
     const Attention& job_;
     const int64_t row_bytes_, to_value_;
     const int64_t pace_;  // lines of keys per operation, in 2^-16
+    const bool into_first_level_ = kLargeFirstLevel;
     int64_t due_ = 0;     // lines, likewise
     int key_;
     const int last_;
