@@ -27,19 +27,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.compose", description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     seed = parser.parse_args().seed
-    status = subprocess.run([ENGINE, "start"]).returncode
-    if status == NO_ENGINE:
-        print("skipped: the containers need a Docker engine")
-        return 0
-    if status:
-        return status
     try:
-        with tempfile.TemporaryDirectory() as secrets:
-            os.chmod(secrets, 0o700)
-            run(Stack(Path(secrets)), seed)
+        status = subprocess.run([ENGINE, "start"]).returncode
+        if status == NO_ENGINE:
+            print("skipped: the containers need a Docker engine")
+        elif status == 0:
+            with tempfile.TemporaryDirectory() as secrets:
+                run(Stack(Path(secrets)), seed)
     finally:
         subprocess.run([ENGINE, "stop"], check=True)
-    return 0
+    return 0 if status == NO_ENGINE else status
 
 
 def run(stack: Stack, seed: int) -> None:

@@ -23,6 +23,10 @@ install_packages() { # NAME=COMMAND...: the packages whose commands are missing
 start_engine() {
     [[ $(id -u) == 0 ]] || cannot "none runs, and only root can start one"
     install_packages docker.io=dockerd iptables=iptables
+    if ! mountpoint -q /sys/fs/cgroup; then
+        install_packages cgroupfs-mount=cgroupfs-mount
+        cgroupfs-mount || cannot "control groups cannot be mounted"
+    fi
     setsid nohup dockerd --host "${DOCKER_HOST:-unix:///var/run/docker.sock}" --data-root "$state/data" \
         --exec-root "$state/exec" --pidfile "$state/pid" >"$state/dockerd.log" 2>&1 </dev/null &
     for _ in $(seq 60); do
