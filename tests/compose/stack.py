@@ -28,7 +28,6 @@ class Stack:
             "PORT": str(PORT),
             "FLOWER_PORT": str(FLOWER_PORT),
             "DTYPE": "float32",  # a text does not depend on what else is in its batch
-            "DOCKER_BUILDKIT": "0",  # which is there in every engine
         }
         if "TORCH" not in os.environ and _base_brings_torch():
             self._env["TORCH"] = "torch==2.13.0"

@@ -1,9 +1,11 @@
 """`kvrelay healthy` beside real servers, and which registered worker it takes for this container's."""
 
+import contextlib
 import os
 import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -46,6 +48,22 @@ def test_a_worker_is_not_blamed_for_redis() -> None:
     found = healthy("worker", REDIS_URL=f"redis://127.0.0.1:{free_port()}")
     assert found.returncode == 0
     assert "Redis is away" in found.stdout
+
+
+def test_another_program_at_that_port_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def refuse() -> None:
+            with contextlib.suppress(OSError):  # when the test is over
+                while True:
+                    connection, _ = listener.accept()
+                    with connection:
+                        connection.sendall(b"HTTP/1.1 400 Bad Request\r\n")
+
+        threading.Thread(target=refuse, daemon=True).start()
+        found = healthy("worker", REDIS_URL=f"redis://127.0.0.1:{listener.getsockname()[1]}")
+    assert found.returncode == 1
+    assert "no Redis" in found.stdout
 
 
 @pytest.mark.parametrize("part", ["redis", "gateway", "flower"])
