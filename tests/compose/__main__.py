@@ -5,6 +5,7 @@ Exit status 77 of `engine.sh` means that no engine can be had here; then nothing
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.compose", description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     seed = parser.parse_args().seed
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # and nothing is left running
     try:
         status = subprocess.run([ENGINE, "start"]).returncode
         if status == NO_ENGINE:
