@@ -11,7 +11,8 @@ from app.commands.options import no_color, without_color
 
 COMMANDS = (
     *("up", "gateway", "worker", "batches", "flower"),
-    *("batch", "key", "healthy"),
+    *("submit", "result", "chat", "batch", "status", "bench"),
+    *("doctor", "key", "completion", "healthy"),
 )
 INTERRUPTED = 130
 

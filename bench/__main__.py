@@ -6,9 +6,9 @@
 import importlib
 import sys
 
+from app.measure.table import show
 from bench import machine
 from bench.peers import __main__ as peers
-from bench.table import show
 
 NAMES = (
     "kernels",

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.table import show
+from app.measure.table import show
 from kernels import AttentionBatch
 from kernels.cpu import CpuKernels
 from kernels.quantized_matrix import QuantizedMatrix

@@ -5,10 +5,10 @@ import threading
 import time
 from contextlib import ExitStack
 
+from app.measure.table import middle, percentile, show
 from bench import client, machine
 from bench.serving import LAYOUTS
 from bench.system import System
-from bench.table import middle, percentile, show
 
 SECONDS = 30.0
 LONG_TOKENS = 4000

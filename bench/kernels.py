@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import torch
 
+from app.measure.table import show
 from bench import machine
-from bench.table import show
 from kernels import AttentionBatch, Kernels
 from kernels.cpu import CpuKernels
 from kernels.reference import ReferenceKernels

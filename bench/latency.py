@@ -3,9 +3,9 @@
 import random
 import time
 
+from app.measure.table import middle, percentile, show
 from bench import client, machine
 from bench.system import System
-from bench.table import middle, percentile, show
 
 REQUESTS = 30
 PROMPTS_TOKENS = (128, 512, 1000, 2000, 4000)

@@ -12,9 +12,9 @@ from collections import Counter
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from app.measure.table import show
 from bench import client
 from bench.system import System
-from bench.table import show
 
 STREAMS = int(os.environ.get("LOAD_STREAMS", "1000"))
 QUEUED = int(os.environ.get("LOAD_QUEUED", "10000"))

@@ -2,8 +2,8 @@
 
 import torch
 
+from app.measure.table import show
 from bench import machine
-from bench.table import show
 from kernels import load_kernels
 from relay.grammar import Grammars, regex_grammar
 from relay.sampling import SamplingParams

@@ -4,9 +4,9 @@ import random
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+from app.measure.table import middle, percentile, show
 from bench import client, machine
 from bench.system import System
-from bench.table import middle, percentile, show
 
 PROMPT_TOKENS = 512
 OUTPUT_TOKENS = 128

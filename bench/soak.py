@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from app.measure.table import show
 from bench import client, machine
 from bench.system import System
-from bench.table import show
 
 REQUESTS = int(os.environ.get("SOAK_REQUESTS", "2000"))
 CANCELLED_SHARE = 0.05

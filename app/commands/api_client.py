@@ -2,6 +2,7 @@
 
 import json
 import secrets
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -11,6 +12,9 @@ from typing import Any
 
 _TIMEOUT_S = 60.0
 _PIECE_BYTES = 1 << 20
+_PATIENCE_S = 30.0
+_RETRY_S = 0.5
+_GONE_WRONG = 500
 
 Object = dict[str, Any]
 
@@ -33,6 +37,7 @@ class ApiClient:
     def __init__(self, base_url: str, key: str) -> None:
         """`base_url` without /v1. `key` empty: none is needed."""
         self.base_url = base_url.rstrip("/")
+        self.key = key
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     def get(self, path: str) -> Object:
@@ -41,6 +46,47 @@ class ApiClient:
     def post(self, path: str, body: Object, **headers: str) -> Object:
         content = {"Content-Type": "application/json"} | headers
         return self._json("POST", path, json.dumps(body).encode(), content)
+
+    def delete(self, path: str) -> Object:
+        return self._json("DELETE", path)
+
+    def follow(self, request_id: str) -> Iterator[Object]:
+        """A request's tokens as they come, then its end, which alone has a `status`.
+
+        Where the stream breaks it is taken up again, as long as that works within `_PATIENCE_S`.
+        """
+        position, broken_at = 0, 0.0
+        while True:
+            try:
+                for name, data in self._events(f"/v1/requests/{request_id}/stream?after={position}"):
+                    if name == "error":
+                        raise ApiRefused(_GONE_WRONG, str(data["error"]["message"]))
+                    broken_at = 0.0
+                    yield data
+                    if name == "end":
+                        return
+                    position = data["position"] + 1
+            except ApiAway:
+                broken_at = broken_at or time.monotonic()
+                if time.monotonic() - broken_at > _PATIENCE_S:
+                    raise
+                time.sleep(_RETRY_S)
+
+    def _events(self, path: str) -> Iterator[tuple[str, Object]]:
+        """Server-sent events by name, until somebody leaves. Raises ApiAway when that was the server."""
+        with self._open("GET", path) as response:
+            name = "message"
+            try:
+                for line in response:
+                    field, _, value = line.decode().rstrip("\n").partition(": ")
+                    if field == "event":
+                        name = value
+                    elif field == "data":
+                        yield name, json.loads(value)
+                        name = "message"
+            except (OSError, HTTPException) as error:
+                raise ApiAway(f"The stream broke off ({error}).") from error
+        raise ApiAway("The stream ended without an end.")
 
     def upload(self, path: Path, purpose: str) -> Object:
         """Send a file, piece by piece."""

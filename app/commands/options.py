@@ -1,6 +1,8 @@
 """Options that several commands share."""
 
-from collections.abc import Mapping
+import functools
+import json
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
@@ -30,7 +32,7 @@ def _client(_: click.Context, __: click.Parameter, url: str | None) -> ApiClient
     return ApiClient(url or f"http://{host}:{settings.port}", settings.api_key or settings.admin_key)
 
 
-def gateway(command: Any) -> Any:
+def gateway(command: Callable[..., Any]) -> Callable[..., Any]:
     """The command gets a `client` of the gateway that --url names."""
     option = click.option(
         "--url",
@@ -40,3 +42,37 @@ def gateway(command: Any) -> Any:
         help="The gateway; default: http://HOST:PORT. Its key comes from API_KEY.",
     )
     return option(command)
+
+
+def sampling(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command gets `fields` of the body of a request."""
+
+    @click.option("--max-tokens", type=click.IntRange(min=1), help="The longest answer.")
+    @click.option("--temperature", type=click.FloatRange(0, 2), help="0: always the likeliest token.")
+    @click.option(
+        "-F",
+        "--field",
+        "pairs",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Any other field of the API, the value in JSON or plain, as top_p=0.9. May be repeated.",
+    )
+    @functools.wraps(command)
+    def wrapped(
+        max_tokens: int | None, temperature: float | None, pairs: tuple[str, ...], **others: Any
+    ) -> Any:
+        named = {"max_tokens": max_tokens, "temperature": temperature}
+        fields = {name: value for name, value in named.items() if value is not None}
+        return command(fields=fields | dict(map(_field, pairs)), **others)
+
+    return wrapped
+
+
+def _field(pair: str) -> tuple[str, Any]:
+    name, equals, text = pair.partition("=")
+    if not name or not equals:
+        raise click.BadParameter(f"{pair!r} is no NAME=VALUE, as in top_p=0.9.", param_hint="--field")
+    try:
+        return name, json.loads(text)
+    except ValueError:
+        return name, text

@@ -1,5 +1,6 @@
 """Progress on a terminal: one line that changes in place, or plain lines where there is no terminal."""
 
+import os
 import shutil
 import sys
 import time
@@ -14,7 +15,7 @@ class Display:
 
     def __init__(self, out: TextIO = sys.stdout) -> None:
         self._out = out
-        self._live = out.isatty()
+        self._live = out.isatty() and os.environ.get("TERM") != "dumb"
         self._started = time.monotonic()
         self._step = ""
         self._turn = 0
@@ -32,6 +33,11 @@ class Display:
 
     def line(self, text: str = "") -> None:
         self._write(f"{_CLEAR if self._live else ''}{text}\n")
+
+    def clear(self) -> None:
+        """Take the last step off the screen."""
+        if self._live:
+            self._write(_CLEAR)
 
     def _write(self, text: str) -> None:
         self._out.write(text)

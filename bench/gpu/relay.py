@@ -8,11 +8,11 @@ from tempfile import TemporaryDirectory
 import httpx
 import torch
 
+from app.measure.table import middle, percentile
 from bench import client, serving
 from bench.gpu import shape
 from bench.gpu.results import Results, arguments
 from bench.system import System
-from bench.table import middle, percentile
 
 CONCURRENT = (1, 8, 32)
 PROMPTS_TOKENS = (512, 4096)

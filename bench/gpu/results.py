@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.table import show
+from app.measure.table import show
 
 
 class Row(NamedTuple):

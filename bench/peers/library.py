@@ -13,9 +13,10 @@ from typing import Any
 
 import psutil
 
+from app.measure.closed_loop import Seen
 from bench.kept import NotStarted
 from bench.peers.cores import Cores
-from bench.peers.load import Load, Seen
+from bench.peers.load import Load
 from bench.peers.offline import OFFLINE
 from bench.peers.peer import Peer
 from bench.peers.places import absent

@@ -35,15 +35,6 @@ class Steady(NamedTuple):
     seed: int
 
 
-class Seen(NamedTuple):
-    """Of each request the seconds to its first token, and all gaps between tokens, in seconds."""
-
-    seconds: float
-    tokens: int
-    first_s: Sequence[float]
-    gaps_s: Sequence[float]
-
-
 class SeenSteady(NamedTuple):
     """Gaps of the steady stream, in seconds."""
 

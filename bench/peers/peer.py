@@ -5,7 +5,8 @@ from types import TracebackType
 
 import psutil
 
-from bench.peers.load import Load, Seen
+from app.measure.closed_loop import Seen
+from bench.peers.load import Load
 
 
 class Peer(ABC):

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from statistics import median
 
+from app.measure.table import show
 from bench.peers.goal import GOALS, STEADY_GOAL, Goal
 from bench.peers.ratio import Ratio
 from bench.peers.results import loads, of, systems
 from bench.peers.turn import STEADY, Turn
-from bench.table import show
 
 _SHOWN = ("tokens_s", "first_s", "first_p99_s", "gap_ms", "gap_p50_ms", "gap_p99_ms")
 _STEADY_SHOWN = ("steady_p99_ms", "disturbed_p99_ms", "disturbed_ratio")

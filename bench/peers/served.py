@@ -1,13 +1,13 @@
 """A peer behind HTTP, driven by our client or by vLLM's own benchmark."""
 
 import random
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
+from app.measure.closed_loop import Seen, closed_loop
+from app.measure.completion import chunks, complete
 from bench.client import random_prompt
-from bench.completion import chunks, complete
-from bench.peers.load import Load, Seen, SeenSteady, Steady
+from bench.peers.load import Load, SeenSteady, Steady
 from bench.peers.peer import Peer
 from bench.peers.vllm_bench import VllmBench
 
@@ -28,19 +28,11 @@ class Served(Peer):
     def run(self, load: Load) -> Seen:
         if self._vllm_bench is not None:
             return self._vllm_bench.run(self.url, MODEL, load)
-        start = time.perf_counter()
-        with ThreadPoolExecutor(load.clients) as clients:
-            done = list(
-                clients.map(
-                    lambda prompt: complete(self.url, MODEL, prompt, load.output_tokens), load.prompts()
-                )
-            )
-        seconds = time.perf_counter() - start
-        return Seen(
-            seconds,
-            load.requests * load.output_tokens,
-            [completed.first_s for completed in done],
-            [gap for completed in done for gap in completed.gaps_s],
+        return closed_loop(
+            lambda prompt: complete(self.url, MODEL, prompt, load.output_tokens),
+            load.prompts(),
+            load.output_tokens,
+            load.clients,
         )
 
     def run_steady(self, steady: Steady) -> SeenSteady:

@@ -5,8 +5,9 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
 
-from bench.peers.load import Seen, SeenSteady
-from bench.table import percentile
+from app.measure.closed_loop import Seen
+from app.measure.table import percentile
+from bench.peers.load import SeenSteady
 
 STEADY = 0  # instead of a number of clients
 

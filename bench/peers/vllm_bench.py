@@ -6,7 +6,8 @@ import tempfile
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from bench.peers.load import Load, Seen
+from app.measure.closed_loop import Seen
+from bench.peers.load import Load
 from bench.peers.offline import OFFLINE
 
 

@@ -13,11 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from app.measure.closed_loop import Seen
+from app.measure.completion import Miscounted, complete
 from bench import keeper
-from bench.completion import Miscounted, complete
 from bench.peers.cores import Cores
 from bench.peers.goal import Goal
-from bench.peers.load import Load, Seen, SeenSteady
+from bench.peers.load import Load, SeenSteady
 from bench.peers.options import parse, peers
 from bench.peers.places import absent
 from bench.peers.plot import plot

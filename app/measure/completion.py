@@ -24,14 +24,14 @@ class Miscounted(RuntimeError):
     """The server used other numbers of tokens than it was asked for."""
 
 
-def complete(url: str, model: str, prompt: list[int], max_tokens: int) -> Completed:
-    """Read a completion of exactly `max_tokens` tokens to its end. Raises Miscounted, or RuntimeError."""
+def complete(url: str, model: str, prompt: list[int], max_tokens: int, key: str = "") -> Completed:
+    """Read a completion of exactly `max_tokens` tokens to its end. Raises RuntimeError, and OSError."""
     start = time.perf_counter()
-    at = list(chunks(url, model, prompt, max_tokens))
+    at = list(chunks(url, model, prompt, max_tokens, key))
     return Completed(at[0] - start, [after - before for before, after in itertools.pairwise(at)])
 
 
-def chunks(url: str, model: str, prompt: list[int], max_tokens: int) -> Generator[float]:
+def chunks(url: str, model: str, prompt: list[int], max_tokens: int, key: str = "") -> Generator[float]:
     """When each chunk with a token came, in seconds of `perf_counter`. Closing it cancels the request."""
     address = urlsplit(url)
     assert address.hostname is not None
@@ -44,9 +44,10 @@ def chunks(url: str, model: str, prompt: list[int], max_tokens: int) -> Generato
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    with closing(http.client.HTTPConnection(address.hostname, address.port, timeout=TIMEOUT_S)) as connection:
-        headers = {"Content-Type": "application/json"}
-        connection.request("POST", "/v1/completions", json.dumps(body), headers)
+    kind = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
+    with closing(kind(address.hostname, address.port, timeout=TIMEOUT_S)) as connection:
+        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        connection.request("POST", f"{address.path}/v1/completions", json.dumps(body), headers)
         response = connection.getresponse()
         if response.status != 200:
             raise RuntimeError(f"{url} answers {response.status}: {response.read(2000).decode()}")

@@ -2,23 +2,25 @@
 
 from collections.abc import Sequence
 from statistics import median
+from textwrap import indent
 
 
 def show(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print one aligned table; floats with three significant digits."""
+    """Print one table under its title."""
+    print(f"\n{title}\n{indent(aligned(header, rows), '  ')}", flush=True)
+
+
+def aligned(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """The first column to the left, the others to the right; floats with three significant digits."""
     cells = [list(header), *([_cell(value) for value in row] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
-    print(f"\n{title}")
-    for i, row in enumerate(cells):
-        print(
-            "  "
-            + "  ".join(
-                cell.rjust(width) if j else cell.ljust(width)
-                for j, (cell, width) in enumerate(zip(row, widths))
-            )
+    cells.insert(1, ["-" * width for width in widths])
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if j else cell.ljust(width) for j, (cell, width) in enumerate(zip(row, widths))
         )
-        if i == 0:
-            print("  " + "  ".join("-" * width for width in widths), flush=True)
+        for row in cells
+    )
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -1,0 +1,1 @@
+"""Serving seen from outside: `kvrelay bench`, and what `bench/` shares with it."""
