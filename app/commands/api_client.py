@@ -55,20 +55,20 @@ class ApiClient:
 
         Where the stream breaks it is taken up again, as long as that works within `_PATIENCE_S`.
         """
-        position, broken_at = 0, 0.0
+        position, broken_at, begun = 0, 0.0, False
         while True:
             try:
                 for name, data in self._events(f"/v1/requests/{request_id}/stream?after={position}"):
                     if name == "error":
                         raise ApiRefused(_GONE_WRONG, str(data["error"]["message"]))
-                    broken_at = 0.0
+                    broken_at, begun = 0.0, True
                     yield data
                     if name == "end":
                         return
                     position = data["position"] + 1
             except ApiAway:
                 broken_at = broken_at or time.monotonic()
-                if time.monotonic() - broken_at > _PATIENCE_S:
+                if not begun or time.monotonic() - broken_at > _PATIENCE_S:
                     raise
                 time.sleep(_RETRY_S)
 
@@ -141,7 +141,8 @@ class ApiClient:
                 raise ApiAway(message) from None
             raise ApiRefused(error.code, message) from None
         except (OSError, HTTPException) as error:
-            raise ApiAway(f"{self.base_url} does not answer ({error}).") from error
+            why = error.reason if isinstance(error, urllib.error.URLError) else error
+            raise ApiAway(f"{self.base_url} does not answer ({why}).") from error
 
 
 def _message(raw: bytes) -> str:

@@ -51,7 +51,7 @@ def flower_command(host: str, port: int) -> list[str]:
 
 def flower_env(host: str) -> dict[str, str]:
     """Flower asks for no password on the loopback address. Raises PermissionError where it would have to."""
-    if host in _LOOPBACK:
+    if is_loopback(host):
         return {"FLOWER_UNAUTHENTICATED_API": "true"}
     users = variable("FLOWER_BASIC_AUTH", os.environ)
     if not users:
@@ -60,6 +60,10 @@ def flower_env(host: str) -> dict[str, str]:
             " or FLOWER_BASIC_AUTH_FILE, or HOST=127.0.0.1."
         )
     return {"FLOWER_BASIC_AUTH": users}
+
+
+def is_loopback(host: str) -> bool:
+    return host in _LOOPBACK
 
 
 def valkey_command(port: int, folder: Path) -> list[str]:

@@ -48,22 +48,12 @@ class NixlTransport(Transport):
     name = "nixl"
 
     def __init__(self, boot: str, memory: KVMemory, rows: Rows, source_rows: Rows) -> None:
-        """Raises RuntimeError when NIXL is not installed or its UCX backend does not start."""
+        """Raises RuntimeError when NIXL is not installed or UCX does not start."""
         api = load_nixl()
         self._errors = error_classes(api)
         self._disconnected = api._bindings.nixlRemoteDisconnectError
         self._memory = memory
-        # The transfer thread makes every call, so the agent needs no locks of its own.
-        sync = api.nixl_thread_sync_t.NIXL_THREAD_SYNC_NONE
-        config = api.nixl_agent_config(enable_prog_thread=False, backends=[], sync_mode=sync)
-        self._agent = api.nixl_agent(boot, config)
-        try:
-            # With error handling "none" the death of a peer would never be reported.
-            self._agent.create_backend("UCX", {"ucx_error_handling_mode": "peer"})
-        except self._errors as error:
-            raise RuntimeError(
-                f"NIXL cannot start UCX ({error}). UCX_TLS, if set, must include tcp; unset it to be sure."
-            ) from error
+        self._agent = new_agent(api, boot)
         regions = [(table.address, table.size_bytes, 0, "") for table in (rows, source_rows)]
         pool_region = (memory.address, memory.size_bytes, memory.device, "")
         self._registered = [
@@ -210,6 +200,20 @@ def load_nixl() -> ModuleType:
         if importlib.util.find_spec(wheel):
             return importlib.import_module(wheel)
     raise RuntimeError("NIXL is not installed: pip install nixl-cu13 (it also serves machines without a GPU)")
+
+
+def new_agent(api: ModuleType, name: str) -> Any:
+    """An agent with UCX, for one thread. Raises RuntimeError when UCX does not start."""
+    sync = api.nixl_thread_sync_t.NIXL_THREAD_SYNC_NONE
+    agent = api.nixl_agent(name, api.nixl_agent_config(enable_prog_thread=False, backends=[], sync_mode=sync))
+    try:
+        # With error handling "none" the death of a peer would never be reported.
+        agent.create_backend("UCX", {"ucx_error_handling_mode": "peer"})
+    except error_classes(api) as error:
+        raise RuntimeError(
+            f"NIXL cannot start UCX ({error}). UCX_TLS, if set, must include tcp; unset it to be sure."
+        ) from error
+    return agent
 
 
 def bind_device(index: int) -> None:

@@ -1,0 +1,1 @@
+"""What `kvrelay doctor` looks at. Whoever judges facts is a function of them; whoever finds them is short."""
