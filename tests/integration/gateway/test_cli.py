@@ -16,7 +16,7 @@ import pytest
 
 from relay.request import Finish, State, Token
 from relay.rooms import Rooms
-from tests.gateway_rig import DEADLINE_S, ROOT, Answering, GatewayProcess, ScriptedWorker
+from tests.gateway_rig import DEADLINE_S, ROOT, Answering, GatewayProcess, ScriptedWorker, eventually
 from tests.servers import free_port
 
 MODEL = f"cli-{secrets.token_hex(4)}"
@@ -210,12 +210,12 @@ def test_chat_without_a_terminal(env: dict[str, str], answering: Answering) -> N
 
 def test_status_shows_the_pools(env: dict[str, str], worker: ScriptedWorker) -> None:
     status, printed, _ = run(env, "status")
-    assert (status, ": ready\n" in printed, "unified@test  unified" in printed) == (0, True, True)
+    assert (status, ": ready\n" in printed, "unified  test  unified" in printed) == (0, True, True)
     status, printed, _ = run(env, "status", "--json")
     assert (status, json.loads(printed)["workers"][0]["pages"]["free"]) == (0, 256)
     worker.close()
-    status, printed, _ = run(env, "status")
-    assert (status, "no prefill worker, no decode worker" in printed) == (1, True)
+    eventually(lambda: run(env, "status")[0] == 1, "it is missed")
+    assert "no prefill worker, no decode worker" in run(env, "status")[1]
 
 
 def test_status_watches_until_ctrl_c(
@@ -254,7 +254,7 @@ def test_color_is_for_terminals_that_want_it(
 def test_a_closed_pipe_is_quiet(env: dict[str, str], worker: ScriptedWorker) -> None:
     command = f"{sys.executable} -m app.cli status --watch --json | head -1"
     done = subprocess.run(command, shell=True, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
-    assert json.loads(done.stdout)["missing"] == []
+    assert json.loads(done.stdout)["object"] == "pools"
     assert done.stderr == ""
 
 
