@@ -59,9 +59,7 @@ class Answer(NamedTuple):
 class WorkerProcess:
     """`inside` is put before its command, where it is to run on another host: it is a child there."""
 
-    def __init__(
-        self, relay: "Relay", role: str, name: str, inside: Sequence[str] = (), **env: str
-    ) -> None:
+    def __init__(self, relay: "Relay", role: str, name: str, inside: Sequence[str] = (), **env: str) -> None:
         self.role = role
         self.name = name
         self._inside = bool(inside)

@@ -4,35 +4,34 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 from redis import Redis
 from redis.exceptions import RedisError
 
 from app.doctor.finding import Finding, fail, ok, warn
-from relay.redis_client import command_client
-from relay.settings import Settings
+from relay.redis_client import probe_client
+from relay.redis_url import RedisUrl
+from relay.settings import Settings, variable
 
 _OLDEST = 7
 _SLOW_MS = 5.0
 _CLOCK_S = 2.0
+_PATIENCE_S = 5.0
 
 
 def check_server(settings: Settings) -> Iterator[Finding]:
-    if not os.environ.get("REDIS_URL"):
+    if not variable("REDIS_URL", os.environ):
         yield ok("redis", "REDIS_URL is not set: `kvrelay up` starts a Valkey of its own")
         return
-    url = without_password(settings.redis_url)
-    client = command_client(settings.redis_url)
+    url = RedisUrl.parse(settings.redis_url)
     try:
-        answer_ms, clock_s = _ask_time(client)
-        info = client.info()
+        with probe_client(settings.redis_url, _PATIENCE_S) as client:
+            answer_ms, clock_s = _ask_time(client)
+            info = client.info()
     except (RedisError, OSError) as error:
         yield fail("redis", f"{url} does not answer ({error})", "start that server, or correct REDIS_URL")
         return
-    finally:
-        client.close()
-    yield from judge_server(info, url, answer_ms)
+    yield from judge_server(info, str(url), answer_ms)
     yield judge_clock(clock_s)
 
 
@@ -80,24 +79,16 @@ def judge_clock(clock_s: float) -> Finding:
 def check_broker(settings: Settings) -> Iterator[Finding]:
     if not settings.broker_url:
         return
-    from kombu import Connection  # type: ignore[import-untyped]
-
-    url = without_password(settings.broker_url)
+    url = RedisUrl.parse(settings.broker_url)
     try:
-        with Connection(settings.broker_url, connect_timeout=3) as connection:
-            connection.ensure_connection(max_retries=1, interval_start=0.1, timeout=3)
-    except Exception as error:  # each transport raises its own
+        with probe_client(settings.broker_url, _PATIENCE_S) as client:
+            client.ping()
+    except (RedisError, OSError) as error:
         yield fail(
             "broker", f"{url} does not answer ({error})", "start it, correct BROKER_URL, or unset that"
         )
     else:
         yield ok("broker", f"{url} answers")
-
-
-def without_password(url: str) -> str:
-    """`url` as it may be shown."""
-    password = urlsplit(url).password
-    return url.replace(f":{password}@", ":***@") if password else url
 
 
 def _ask_time(client: Redis) -> tuple[float, float]:

@@ -23,7 +23,7 @@ from app.launch.sample import QUESTION, SampleFailed, ask
 from app.launch.supervisor import POLL_S, Program, StartFailed, Supervisor
 from relay.model_card import read_model_card
 from relay.routing import ROLES
-from relay.settings import Settings
+from relay.settings import Settings, variable
 
 _PHASES = {"loading": "loading the model", "loaded": "warm", "ready": "ready"}
 _FLOWER_HEARS_S = 5.0  # a worker sends a heartbeat every 2 s
@@ -104,7 +104,7 @@ class Launcher:
 
     @property
     def _own_redis(self) -> bool:
-        return not os.environ.get("REDIS_URL")
+        return not variable("REDIS_URL", os.environ)
 
     # ---- starting
 
