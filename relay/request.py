@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from relay.sampling import SamplingParams
 from relay.server_clock import ServerClock
+from relay.trace_context import TraceContext
 
 MAX_PRIORITY = 100
 BATCH_PRIORITY = MAX_PRIORITY + 1  # of a line of a batch: everything else goes first
@@ -73,7 +74,7 @@ class Submission:
     `owner` names the API key it came with. The limits of that key (0: none) count prompts when they are
     submitted and answers when they end.
     `leader`: the request whose KV of the same prompt this one shares, if it comes about in time.
-    `spent_ms`: since the client's call arrived.
+    `spent_ms`: since the client's call arrived. `trace`: which trace its spans belong to.
     """
 
     request_id: str
@@ -91,6 +92,7 @@ class Submission:
     tokens_per_minute: int = 0
     leader: str | None = None
     spent_ms: float = 0.0
+    trace: TraceContext | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,12 @@ class Claimed:
     submitted_ms: float
     clock: ServerClock = field(compare=False)  # since the claim was answered
     forks: int = 0
+    trace_id: str | None = None
+
+    @property
+    def logged(self) -> dict[str, str | None]:
+        """What log lines call it by."""
+        return {"request": self.hold.request_id, "trace_id": self.trace_id}
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -160,6 +168,7 @@ class Record:
     error_code: str | None
     error_message: str | None
     timings: Timings
+    trace: TraceContext | None = None
 
 
 class Token(NamedTuple):

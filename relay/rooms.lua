@@ -9,6 +9,7 @@
 -- <root>:prompt:<id>       string  prompt token ids, packed int32, until the end
 -- <root>:scores:<id>       string  log probabilities of the prompt, where they were asked for
 -- <root>:timeline:<id>    list    what happened to a request, see note()
+-- <root>:traces           zset    ended requests whose trace is to be exported, by when to try
 -- <root>:tok:<id>:0        stream  output position p is entry `p+1-1`, the end after n tokens is `n+1-2`
 -- <root>:queue:<leg>       zset    legs that wait, by rank
 -- <root>:forks:<id>        list    forks of a request: samples of its prompt that wait for its KV
@@ -41,6 +42,7 @@ local MINUTE_MS = 60000
 local PACE_MS = 30000           -- how long a claim counts for the pace of the queue
 local MOST_ERRORS = 3           -- what is wrong in itself is not tried for ever
 local MOST_NOTES = 256          -- of a request's timeline: one that is handed back for ever does not grow for ever
+local MOST_TRACES = 10000       -- that wait: when nobody exports the oldest go
 local REAP_BATCH = 256          -- how much one reap call does at most, so that it never stalls the server
 
 -- A unified worker's claim on both legs is kept as one on the decode leg, without a room.
@@ -105,7 +107,7 @@ local LOOKED_AT = {
   'state', 'attempt', 'solo', 'fence', 'room', 'prompt_tokens', 'tokens', 'limit_tokens', 'retractions', 'requeues',
   'requeue_why', 'errors', 'submitted', 'first_token', 'bytes', 'result_ttl_ms', 'retracted_by', 'priority', 'leader',
   'p_boot', 'p_fence', 'p_nonce', 'p_queued', 'd_boot', 'd_fence', 'd_nonce', 'd_queued',
-  'owner', 'metered', 'deadline',
+  'owner', 'metered', 'trace', 'deadline',
 }
 local OF_ONE_ATTEMPT = {
   'room', 'claimed', 'published', 'prefill_start', 'prefill_end', 'ready', 'decode_claimed',
@@ -378,6 +380,10 @@ local function end_request(c, r, state, outcome, held_text, caller)
   redis.call('PEXPIRE', key(c, 'scores', r.id), r.result_ttl_ms)
   note(c, r, 'ended', '', state)
   redis.call('PEXPIRE', key(c, 'timeline', r.id), r.result_ttl_ms)
+  if r.trace and r.trace:find('-01 ', 1, true) then
+    redis.call('ZADD', key(c, 'traces'), c.stamp, r.id)
+    redis.call('ZREMRANGEBYRANK', key(c, 'traces'), 0, -MOST_TRACES - 1)
+  end
   redis.call('PEXPIRE', key(c, 'req', r.id), r.result_ttl_ms)
   redis.call('ZREM', key(c, 'deadline'), r.id)
   redis.call('ZADD', key(c, 'ended'), later(c, r.result_ttl_ms), r.id .. '/' .. (r.owner or ''))
@@ -398,15 +404,15 @@ end
 -- The requests that one client's call makes; a fork takes the prompt of its leader, which comes before it.
 local function group_of(args, first)
   local group, prompts, bytes, tokens = {}, {}, 0, 0
-  for i = first, #args, 7 do
-    local id, prompt, params, scores_bytes, prompt_tokens, limit_tokens, leader = unpack(args, i, i + 6)
+  for i = first, #args, 8 do
+    local id, prompt, params, scores_bytes, prompt_tokens, limit_tokens, leader, trace = unpack(args, i, i + 7)
     if leader ~= '' then prompt = prompts[leader] else tokens = tokens + prompt_tokens end
     prompts[id] = prompt
     local own_bytes = #prompt + #params + scores_bytes
     bytes = bytes + own_bytes
     table.insert(group, { id = id, prompt = prompt, fields = {
       params = params, prompt_tokens = prompt_tokens, limit_tokens = limit_tokens, bytes = own_bytes,
-      leader = leader ~= '' and leader or nil,
+      leader = leader ~= '' and leader or nil, trace = trace ~= '' and trace or nil,
     } })
   end
   return group, bytes, tokens
@@ -422,7 +428,7 @@ end
 
 -- timeout_ms, kind, idempotency key, body hash, max_open_requests, max_open_bytes, result_ttl_ms, priority, owner,
 -- requests and tokens per minute, ms since the call arrived, then of each request: id, prompt, params, bytes of
--- its scores, prompt_tokens, limit_tokens, leader or ''
+-- its scores, prompt_tokens, limit_tokens, leader or '', trace or ''
 -- -> outcome, id of the first, rings, ms after which it may come again
 local function submit(keys, args)
   local c = enter(keys)
@@ -498,6 +504,20 @@ local function timeline(keys, args)
   local c = enter(keys)
   local entries = redis.call('LRANGE', key(c, 'timeline', args[1]), 0, -1)
   return { redis.call('HGETALL', key(c, 'req', args[1])), entries, c.stamp }
+end
+
+-- limit, ms until they are due again -> ids of ended requests whose trace is due
+local function take_traces(keys, args)
+  local c = enter(keys)
+  local ids = redis.call('ZRANGEBYSCORE', key(c, 'traces'), '-inf', c.stamp, 'LIMIT', 0, args[1])
+  for _, id in ipairs(ids) do redis.call('ZADD', key(c, 'traces'), later(c, args[2]), id) end
+  return ids
+end
+
+-- id, id... -> nothing
+local function drop_traces(keys, args)
+  redis.call('ZREM', key(enter(keys), 'traces'), unpack(args))
+  return {}
 end
 
 -- idempotency key -> id and body hash of the request it stands for, or nil
@@ -576,7 +596,8 @@ local function claimed(c, r, leg)
   local prompt = redis.call('GET', key(c, 'prompt', r.id))
   local left_ms, forks = string.format('%.3f', r.deadline - c.now), redis.call('LLEN', key(c, 'forks', r.id))
   return { r.id, r[p .. 'fence'], r[p .. 'nonce'], r.room or '0', r.attempt, r.solo or '0', prompt, emitted,
-           params, r.p_boot or '', left_ms, r.submitted, forks, c.stamp, c.rings }
+           params, r.p_boot or '', left_ms, r.submitted, forks, c.stamp,
+           r.trace or '', c.rings }
 end
 
 -- leg, boot, nonce, room, free_tokens, capacity_tokens, lease_ms, wanted -> see claimed(), or nil
@@ -976,6 +997,8 @@ local FUNCTIONS = {
   { 'ask', ask, MOVES },
   { 'settle', settle, MOVES },
   { 'reap', reap, MOVES },
+  { 'take_traces', take_traces, MOVES },
+  { 'drop_traces', drop_traces, MOVES },
   { 'record', record, READS },
   { 'timeline', timeline, READS },
   { 'earlier', earlier, READS },

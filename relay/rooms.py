@@ -43,6 +43,7 @@ from relay.sampling import SamplingParams
 from relay.server_clock import ServerClock
 from relay.stamps import Stamps
 from relay.timeline import Entry, Timeline
+from relay.trace_context import TraceContext
 from relay.worker_card import Incarnation, Load, WorkerCard
 
 RESULT_TTL_MS = 3_600_000
@@ -113,6 +114,15 @@ class Rooms:
         fields, entries, now = self._functions.call("timeline", request_id)
         record = _record(request_id, fields)
         return Timeline(record, [Entry.unpack(e) for e in entries], float(now)) if record else None
+
+    def take_traces(self, limit: int, again_ms: int) -> list[str]:
+        """Requests that have ended and whose trace is wanted, oldest first. Those that nobody drops within
+        `again_ms` are taken again."""
+        return [request_id.decode() for request_id in self._functions.call("take_traces", limit, again_ms)]
+
+    def drop_traces(self, request_ids: Sequence[str]) -> None:
+        """They are exported."""
+        self._functions.call("drop_traces", *request_ids)
 
     def scores(self, request_id: str) -> PromptLogprobs | None:
         """Of its prompt, if they were asked for and are known."""
@@ -320,7 +330,8 @@ def _member(s: Submission) -> tuple[str | bytes | int, ...]:
     limit_tokens = prompt_tokens + s.params.max_tokens
     wanted = s.params.prompt_logprobs
     scores_bytes = 0 if wanted is None else PromptLogprobs.packed_bytes(prompt_tokens, wanted)
-    return s.request_id, prompt, s.params.to_json(), scores_bytes, prompt_tokens, limit_tokens, s.leader or ""
+    trace, leader = s.trace.pack() if s.trace else "", s.leader or ""
+    return s.request_id, prompt, s.params.to_json(), scores_bytes, prompt_tokens, limit_tokens, leader, trace
 
 
 def _claim(leg: Leg, reply: list[Any]) -> Claim:
@@ -329,7 +340,7 @@ def _claim(leg: Leg, reply: list[Any]) -> Claim:
 
 def _claimed(leg: Leg, reply: list[Any]) -> Claimed:
     request_id, fence, nonce, *rest = reply
-    room, attempt, solo, prompt, emitted, params, prefill_boot, left, submitted, forks, now, _ = rest
+    room, attempt, solo, prompt, emitted, params, prefill_boot, left, submitted, forks, now, trace, _ = rest
     return Claimed(
         hold=Hold(request_id.decode(), leg, int(fence), nonce.decode()),
         room=int(room),
@@ -343,6 +354,7 @@ def _claimed(leg: Leg, reply: list[Any]) -> Claimed:
         submitted_ms=float(submitted),
         forks=forks,
         clock=ServerClock(float(now), time.monotonic()),
+        trace_id=TraceContext.unpack(trace.decode()).trace_id if trace else None,
     )
 
 
@@ -398,4 +410,5 @@ def _record(request_id: str, flat: Sequence[bytes]) -> Record | None:
             transfer_bytes=int(fields.get("transfer_bytes", 0)),
             transfer_descriptors=int(fields.get("transfer_descriptors", 0)),
         ),
+        trace=TraceContext.unpack(fields["trace"].decode()) if "trace" in fields else None,
     )

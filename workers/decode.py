@@ -157,7 +157,7 @@ class DecodeLegs(Legs):
                 log,
                 "seal_mismatch",
                 logging.ERROR,
-                request=leg.claimed.hold.request_id,
+                **leg.claimed.logged,
                 room=leg.claimed.room,
                 problem=problem,
             )
@@ -167,9 +167,7 @@ class DecodeLegs(Legs):
         leg.phase = Phase.RUNNING
         self._output.put(Open(leg.key, leg.claimed))
         self._desk.tell(Prebuilt(work_of(leg.claimed), seal.first))
-        log_event(
-            log, "prebuilt", request=leg.claimed.hold.request_id, room=leg.claimed.room, tokens=seal.tokens
-        )
+        log_event(log, "prebuilt", **leg.claimed.logged, room=leg.claimed.room, tokens=seal.tokens)
         self._claim_forks(leg)
 
     # ---- other samples of its prompt
@@ -188,7 +186,7 @@ class DecodeLegs(Legs):
         def then(forked: Forked | None) -> None:
             for fork in forked.claimed if forked is not None else ():
                 request_id = fork.hold.request_id
-                log_event(log, "forked", request=request_id, leader=claimed.hold.request_id)
+                log_event(log, "forked", **fork.logged, leader=claimed.hold.request_id)
                 self._run(fork, self._desk.fork(leg.task, request_id))
 
         boot, lease_ms = self._desk.boot, settings.lease_ms
@@ -213,7 +211,7 @@ class DecodeLegs(Legs):
                 self._desk.done(leg.task, outcome.reason)
                 for bell in outcome.rings:
                     self._desk.ring(bell)
-                log_event(log, "finished", request=leg.claimed.hold.request_id, reason=outcome.reason)
+                log_event(log, "finished", **leg.claimed.logged, reason=outcome.reason)
             case Lost(error=None):
                 self._lose(leg, "lost")
             case Lost():
@@ -260,12 +258,7 @@ class DecodeLegs(Legs):
             return
         self._remove(leg)
         log_event(
-            log,
-            "decode_lost",
-            request=leg.claimed.hold.request_id,
-            room=leg.claimed.room,
-            phase=leg.phase.value,
-            why=why,
+            log, "decode_lost", **leg.claimed.logged, room=leg.claimed.room, phase=leg.phase.value, why=why
         )
         if is_calm(why):
             self._desk.done(leg.task, why)

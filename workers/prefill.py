@@ -157,9 +157,7 @@ class PrefillLegs(Legs):
         except GeometryMismatch as mismatch:
             self._fail(leg, "geometry_mismatch", str(mismatch))
             return
-        log_event(
-            log, "bootstrapped", request=leg.claimed.hold.request_id, room=leg.claimed.room, peer=peer.name
-        )
+        log_event(log, "bootstrapped", **leg.claimed.logged, room=leg.claimed.room, peer=peer.name)
         self._seal(leg)
 
     def _seal(self, leg: PrefillLeg) -> None:
@@ -192,7 +190,7 @@ class PrefillLegs(Legs):
                     log,
                     "send_failed",
                     logging.WARNING,
-                    request=leg.claimed.hold.request_id,
+                    **leg.claimed.logged,
                     room=event.room,
                     error=event.error,
                 )
@@ -216,7 +214,7 @@ class PrefillLegs(Legs):
                 log_event(
                     log,
                     "kv_ready",
-                    request=hold.request_id,
+                    **leg.claimed.logged,
                     room=room,
                     bytes=sent.bytes,
                     exposed_us=sent.exposed_us,
@@ -275,7 +273,7 @@ class PrefillLegs(Legs):
             self._desk.done(leg.task, why)
         else:
             self._desk.failed(leg.task, why)
-        log_event(log, "prefill_lost", request=leg.claimed.hold.request_id, room=leg.claimed.room, why=why)
+        log_event(log, "prefill_lost", **leg.claimed.logged, room=leg.claimed.room, why=why)
         if leg.sender is None:
             self._forget(leg, tell_reader=True)
             return

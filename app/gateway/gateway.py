@@ -35,6 +35,7 @@ from app.gateway.recent import Recent
 from app.gateway.service import KEY, Service, service
 from app.gateway.storage import Storage
 from app.openapi import openapi
+from app.tracing.tracing import tracing
 from relay.batches import Batches
 from relay.files import Files
 from relay.grammar import Grammars
@@ -47,6 +48,7 @@ from relay.rooms import Rooms
 from relay.settings import Settings
 from relay.tokenizer import Tokenizer
 from relay.tokens import TokenReader
+from relay.trace_context import TraceContext
 
 log = logging.getLogger(__name__)
 
@@ -116,6 +118,7 @@ def _service(settings: Settings, ring: Callable[[Ring], object]) -> Service:
         batches=all_batches,
         responses=Responses(rooms.redis, rooms.root),
         recent=Recent(),
+        tracing=tracing(rooms, settings.model_name),
         probe=probe_client(settings.redis_url, _PROBE_TIMEOUT_S),
         ring=ring,
     )
@@ -130,6 +133,8 @@ def _celery_ring() -> Callable[[Ring], object]:
 def _begin() -> None:
     trace = request.headers.get("X-Request-Id", "")
     g.trace = trace if _TRACE.fullmatch(trace) else uuid.uuid4().hex
+    traceparent, tracestate = request.headers.get("traceparent", ""), request.headers.getlist("tracestate")
+    g.context = TraceContext.received(traceparent, ",".join(tracestate)) or TraceContext.new()
     g.began = time.monotonic()
 
 
@@ -146,6 +151,7 @@ def _end(response: Response) -> Response:
         status=response.status_code,
         ms=1000 * (time.monotonic() - g.began),
         trace=g.trace,
+        trace_id=g.context.trace_id,
     )
     return response
 

@@ -12,6 +12,7 @@ from app.gateway.keys import KeyRing
 from app.gateway.meters import Meters
 from app.gateway.recent import Recent
 from app.gateway.storage import Storage
+from app.tracing.tracing import Tracing
 from relay.batches import Batches
 from relay.files import Files
 from relay.grammar import Grammars
@@ -45,6 +46,7 @@ class Service:
     batches: Batches
     responses: Responses
     recent: Recent
+    tracing: Tracing | None
     probe: Redis
     ring: Callable[[Ring], object]
 
@@ -57,8 +59,10 @@ class Service:
             )
 
     def close(self) -> None:
-        """End the reader thread and drop the connections."""
+        """End the threads and drop the connections."""
         self.follower.close()
+        if self.tracing is not None:
+            self.tracing.close()
         self.rooms.close()
         self.tokens.close()
         self.probe.close()

@@ -134,6 +134,7 @@ def submit_all(
         requests_per_minute=who.requests_per_minute,
         tokens_per_minute=who.tokens_per_minute,
         spent_ms=1000 * (time.monotonic() - g.began),
+        trace=g.context._replace(sampled=service.tracing is not None and service.tracing.samples(g.context)),
     )
     submitted = service.rooms.submit(*_group(first, prompts, limits, samples, body.seed is not None))
     if submitted.outcome is SubmitOutcome.CONFLICT:
@@ -165,6 +166,7 @@ def submit_all(
         samples=samples,
         replayed=replayed,
         trace=g.trace,
+        trace_id=g.context.trace_id,
     )
     return accepted._replace(request_id=submitted.request_id, replayed=replayed)
 

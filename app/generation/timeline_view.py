@@ -11,6 +11,7 @@ def timeline_view(timeline: Timeline) -> dict[str, Any]:
     return {
         "id": timeline.record.request_id,
         "status": timeline.record.state.value,
+        "trace_id": timeline.record.trace.trace_id if timeline.record.trace else None,
         "arrived": round(arrived_ms / 1000, 6),
         "now_ms": round(timeline.now_ms - arrived_ms, 3),
         "attempts": max((span.attempt for span in spans), default=1),

@@ -78,6 +78,7 @@ class Span(TypedDict):
 class Timeline(TypedDict):
     id: str
     status: Literal["queued", "prefill", "ready", "decode", "finished", "failed", "cancelled"]
+    trace_id: str | None
     arrived: float
     now_ms: float
     attempts: int
