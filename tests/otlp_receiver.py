@@ -79,6 +79,7 @@ class OtlpReceiver:
             )
 
     def _take(self, request: ExportTraceServiceRequest) -> None:
+        taken = {}
         for of_resource in request.resource_spans:
             resource = _attributes(of_resource.resource.attributes)
             for span in (span for of_scope in of_resource.scope_spans for span in of_scope.spans):
@@ -96,8 +97,9 @@ class OtlpReceiver:
                     links=[link.span_id.hex() for link in span.links],
                     failed=span.status.code == span.status.STATUS_CODE_ERROR,
                 )
-                with self._lock:
-                    self._spans[received.span_id] = received
+                taken[received.span_id] = received
+        with self._lock:
+            self._spans |= taken
 
 
 def _attributes(pairs: Any) -> dict[str, Any]:
