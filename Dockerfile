@@ -20,7 +20,7 @@ COPY bench/gpu/slim.py /src/
 # Out goes what serving does not use: most of NIXL's plugins, headers, tests, static libraries.
 RUN set -eu; python3 -m venv --without-pip /opt/packages; \
     install="python3 -m pip --python /opt/packages/bin/python install -q"; \
-    extra=; if [ "$ACCELERATOR" = cuda ]; then TORCH=$TORCH_CUDA; extra=gpu; fi; \
+    extra=otel; if [ "$ACCELERATOR" = cuda ]; then TORCH=$TORCH_CUDA; extra="otel gpu"; fi; \
     python3 -c "import sys, tomllib; project = tomllib.load(open('/src/pyproject.toml', 'rb'))['project']; \
 print(*project['dependencies'], *(line for extra in sys.argv[1:] for line in project['optional-dependencies'][extra]), \
 sep='\n')" $extra >/src/requirements.txt; \
