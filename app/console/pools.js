@@ -57,7 +57,7 @@ function createWorker() {
   const segments = Object.fromEntries(STATES.map((state) => [state, h("i", { class: state })]));
   const bar = h("div", { class: "pages", role: "img" }, ...Object.values(segments));
   const used = h("span");
-  const size = h("span", { class: "size" });
+  const size = h("span", { class: "size", title: "pages × tokens of a page" });
   const worker = h(
     "li",
     { class: "card worker" },
@@ -86,7 +86,7 @@ function updateWorker(element, worker) {
   const text = shown.map((state) => `${count(worker.pages[state])} ${state}`).join(" · ");
   bar.setAttribute("aria-label", `Of ${count(total)} pages: ${text}`);
   say(used, text);
-  say(size, `${count(total)} pages × ${worker.page_size} tokens`);
+  say(size, `${count(total)} × ${worker.page_size} tokens`);
 }
 
 function legsText({ running, waiting, slots }) {
