@@ -15,7 +15,7 @@ _POLICY = (
 )
 
 
-@resource.get("/console")
+@resource.get("/console", strict_slashes=False)
 def overview() -> Response:
     return _file("overview.html")
 

@@ -216,6 +216,7 @@ class Launcher:
                 say(f"  {leg:8}{time_spent}")
         say()
         say(f"  API       {self._gateway_url}/v1   (OpenAI clients: base_url)")
+        say(f"  console   {self._gateway_url}/console")
         say(f"  Flower    {self._flower_url}")
         say(f"  logs      {self._var / 'log'}/")
         say()

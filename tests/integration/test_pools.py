@@ -140,7 +140,7 @@ def test_each_key_watches_its_own_requests(client: FlaskClient, rooms: Rooms) ->
 
 
 def test_the_page_needs_no_key_and_runs_only_its_own_scripts(client: FlaskClient) -> None:
-    for path in ("/console", "/console/requests/req-1", "/console/static/console.css"):
+    for path in ("/console", "/console/", "/console/requests/req-1", "/console/static/console.css"):
         reply = client.get(path)
         assert reply.status_code == 200, path
         policy = reply.headers["Content-Security-Policy"]
