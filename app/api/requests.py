@@ -17,7 +17,7 @@ from app.gateway.conditional import unless_known
 from app.gateway.errors import ApiError, invalid, unknown_request
 from app.gateway.events import TICK_S, events
 from app.gateway.follow import StreamDiverged, Watch
-from app.gateway.recent import RECENT_S
+from app.gateway.recent import is_watching
 from app.gateway.service import Service, service
 from app.gateway.sse import PING, event_stream, frame
 from app.generation.submit import current_body, ring_all, submit_all
@@ -72,8 +72,7 @@ def list_all() -> Response:
 
 
 def _recently_or_now(s: Service, key: Hashable, ask: Callable[[], list[Record]]) -> list[Record]:
-    """A client that allows an age of a second shares the answer with others that watch."""
-    return s.recent.get(key, ask) if (request.cache_control.max_age or 0) >= RECENT_S else ask()
+    return s.recent.get(key, ask) if is_watching() else ask()
 
 
 @resource.get("/v1/requests/<request_id>")

@@ -66,12 +66,15 @@ async function problemOf(response) {
   return new Problem(kind, message, { status, code: error?.code ?? "", param: error?.param ?? null });
 }
 
+/** Of a question that is asked all the time: the answer may be a second old. */
+export const WATCHING = { "Cache-Control": "max-age=1" };
+
 /** JSON that is asked for again and again; `get` answers null when it is the same as before. */
 export class Watched {
   #etag = null;
 
   async get(path, signal) {
-    const headers = { "Cache-Control": "max-age=1" };
+    const headers = { ...WATCHING };
     if (this.#etag) headers["If-None-Match"] = this.#etag;
     const response = await ask("GET", path, { headers, signal });
     if (response.status === 304) {

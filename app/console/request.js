@@ -1,6 +1,6 @@
 // The page /console/requests/<id>.
 
-import { Watched, ask, now } from "./api.js";
+import { WATCHING, ask, now } from "./api.js";
 import { Answer } from "./answer.js";
 import { byId, h, keep, say, show } from "./element.js";
 import { Frame } from "./frame.js";
@@ -21,9 +21,10 @@ let following = null;
 let drawnFrom = 0; // the moment of performance.now() at which the timeline was so
 
 async function refresh(signal) {
+  const read = async (what) => (await ask("GET", what, { headers: WATCHING, signal })).json();
   const [found, spans] = await Promise.all([
-    ask("GET", `${path}?after=${request?.position ?? 0}`, { signal }).then((response) => response.json()),
-    ask("GET", `${path}/timeline`, { signal }).then((response) => response.json()),
+    read(`${path}?after=${request?.position ?? 0}`), // its text streams
+    read(`${path}/timeline`),
   ]);
   request = found;
   timeline = spans;

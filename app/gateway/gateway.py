@@ -31,7 +31,7 @@ from app.gateway.follow import Follower
 from app.gateway.keys import KeyRing
 from app.gateway.line import current_line
 from app.gateway.meters import Meters
-from app.gateway.recent import Recent
+from app.gateway.recent import Recent, is_watching
 from app.gateway.service import KEY, Service, service
 from app.gateway.storage import Storage
 from app.openapi import openapi
@@ -145,7 +145,7 @@ def _end(response: Response) -> Response:
     event(
         log,
         "http",
-        logging.DEBUG if _is_quiet(response) else logging.INFO,
+        logging.DEBUG if _is_quiet() else logging.INFO,
         method=request.method,
         route=route,
         status=response.status_code,
@@ -156,7 +156,7 @@ def _end(response: Response) -> Response:
     return response
 
 
-def _is_quiet(response: Response) -> bool:
+def _is_quiet() -> bool:
     """What is asked all the time, and lines of batches."""
-    polled = request.path in _QUIET or response.status_code == 304 or request.path.startswith("/console/")
-    return polled or current_line() is not None
+    asked_often = request.path in _QUIET or is_watching() or request.path.startswith("/console/")
+    return asked_often or current_line() is not None

@@ -7,9 +7,16 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from flask import request
+
 Answer = TypeVar("Answer")
 
 RECENT_S = 1.0
+
+
+def is_watching() -> bool:
+    """Whether this request takes an answer that is a second old: who asks each second says so."""
+    return (request.cache_control.max_age or 0) >= RECENT_S
 
 
 @dataclass(slots=True)
