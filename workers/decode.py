@@ -299,8 +299,9 @@ class DecodeLegs(Legs):
     def tick(self, now: float) -> None:
         for suspect in self.quarantine.to_ask(now):
             if suspect.writer.proven_dead():
-                self._desk.manager.forget_peer(suspect.writer.boot)
-                self._prove(suspect.room)
+                if self.quarantine.saw_dead(suspect.room):
+                    self._desk.manager.forget_peer(suspect.writer.boot)
+                    self._prove(suspect.room)
             elif not self._desk.away:  # else the questions of a long outage would pile up
                 ask = partial(self._desk.rooms.ask, suspect.writer.boot, suspect.room, self._desk.boot)
                 self._desk.call(ask, ignore)

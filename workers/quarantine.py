@@ -28,6 +28,7 @@ class Quarantine:
 
     def __init__(self) -> None:
         self._suspects: dict[int, Suspect] = {}
+        self._dead: set[int] = set()  # rooms whose writer was seen to be dead
         self._asked_at = 0.0
 
     def __len__(self) -> int:
@@ -46,7 +47,15 @@ class Quarantine:
 
     def prove(self, room: int) -> bool:
         """True when the room was in quarantine and is proven now."""
+        self._dead.discard(room)
         return self._suspects.pop(room, None) is not None
+
+    def saw_dead(self, room: int) -> bool:
+        """Its writer is seen to be dead. True from the second time on: over TCP the kernel may hold what the
+        dead process had sent, and this side has looked for it since the first."""
+        again = room in self._dead
+        self._dead.add(room)
+        return again
 
     def to_ask(self, now: float) -> list[Suspect]:
         """The rooms whose writer is asked again now; each at most once a second."""

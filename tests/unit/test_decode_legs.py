@@ -476,12 +476,15 @@ def test_quarantined_pages_are_asked_for_until_they_are_settled() -> None:
     assert not worker.legs.unproven()
 
 
-def test_the_death_of_the_writer_is_proof() -> None:
+def test_the_death_of_the_writer_is_proof_when_it_is_seen_twice() -> None:
     worker = Worker()
     worker.desk.peers["P"] = kill(worker.desk.peers["P"])
     leg, _ = worker.reach("published")
     lost_by_mail(worker, leg)
     worker.legs.tick(100.0)
+    worker.flush()
+    assert worker.desk.told[-1] != Proven(leg.room)
+    worker.legs.tick(101.0)
     worker.flush()
     assert worker.desk.told[-1] == Proven(leg.room)
     assert "ask" not in worker.server.names()

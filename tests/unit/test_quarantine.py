@@ -30,6 +30,14 @@ def test_a_room_that_comes_twice_keeps_all_its_pages_and_its_age() -> None:
     assert len(quarantine) == 0
 
 
+def test_a_writer_must_be_seen_dead_twice() -> None:
+    quarantine = Quarantine()
+    quarantine.add(suspect(1))
+    assert [quarantine.saw_dead(1), quarantine.saw_dead(1)] == [False, True]
+    quarantine.prove(1)
+    assert not quarantine.saw_dead(1)
+
+
 def test_each_room_is_asked_about_once_a_second() -> None:
     quarantine = Quarantine()
     quarantine.add(suspect(1))
