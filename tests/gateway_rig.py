@@ -110,14 +110,26 @@ class EventStream:
 
 
 class GatewayProcess:
-    """gunicorn with the gateway, as it is deployed."""
+    """gunicorn with the gateway, as it is deployed. `inside` is put before its command, where it is to run on
+    another host, at `address`; it ends with that host."""
 
-    def __init__(self, redis_url: str, model: str, log: Path, **settings: str) -> None:
+    def __init__(
+        self,
+        redis_url: str,
+        model: str,
+        log: Path,
+        address: str = "127.0.0.1",
+        inside: Sequence[str] = (),
+        **settings: str,
+    ) -> None:
+        self.address = address
         self.port = free_port()
+        self._inside = tuple(inside)
         self._log = log
         self._environ = os.environ | {
             "REDIS_URL": redis_url,
             "SERVED_NAME": model,
+            "HOST": address,
             "PORT": str(self.port),
             "GATEWAY_THREADS": "24",
             "GRACE_S": "0",
@@ -126,6 +138,7 @@ class GatewayProcess:
 
     def __enter__(self) -> Self:
         command = [
+            *self._inside,
             sys.executable,
             "-m",
             "gunicorn",
@@ -156,7 +169,7 @@ class GatewayProcess:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.address}:{self.port}"
 
     @property
     def worker_process_id(self) -> int:
@@ -177,7 +190,7 @@ class GatewayProcess:
 
     def open(self, method: str, path: str, body: Any = None, **headers: str) -> http.client.HTTPConnection:
         """Send a request and leave its reply unread."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)
+        connection = http.client.HTTPConnection(self.address, self.port, timeout=DEADLINE_S)
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         if body is not None:
             named["Content-Type"] = "application/json"

@@ -3,9 +3,11 @@
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.gateway_rig import GatewayProcess
 from tests.hosts.network import Host
 from tests.hosts.stage import HOW, MBIT_PER_S, Stage, prompt
 from tests.processes import until
@@ -74,6 +76,26 @@ def test_hosts_that_cannot_reach_each_other_for_a_while(
     stage.network.join(*hosts)
     assert stage.wait(ids) == expected
     until(stage.relay.free, "every page is proven and free", 60)
+
+
+@heavy
+def test_a_gateway_cut_off_from_redis_goes_on_with_its_stream(stage: Stage, tmp_path: Path) -> None:
+    host = stage.network.add("gateway")
+    body = {"model": "heavy", "prompt": "Hello", "max_tokens": 400, "temperature": 0, "ignore_eos": True}
+    model = {"MODEL": stage.relay.env["MODEL"]}
+    log = tmp_path / "gateway.log"
+    with GatewayProcess(stage.server.url, "heavy", log, host.address, host.inside(), **model) as gateway:
+        undisturbed = gateway.call("POST", "/v1/completions", body).body["choices"][0]["text"]
+        stream = gateway.stream("POST", "/v1/completions", {**body, "stream": True})
+        events = stream.events(5)
+        stage.network.part(host, stage.front)
+        until(lambda: gateway.call("GET", "/ready").status == 503, "it says that Redis is away")
+        stage.network.join(host, stage.front)
+        events += stream.events()
+        assert events.pop().data == "[DONE]"
+        assert "".join(event.data["choices"][0]["text"] for event in events) == undisturbed
+        until(lambda: gateway.call("GET", "/ready").status == 200, "it is ready again")
+        host.die()
 
 
 @heavy
