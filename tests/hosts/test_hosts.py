@@ -79,6 +79,26 @@ def test_hosts_that_cannot_reach_each_other_for_a_while(
 
 
 @heavy
+def test_a_peer_that_cannot_be_reached_holds_up_no_other(stage: Stage, expected: list[Answer]) -> None:
+    """The connection to it is yet to be made; it has room for two requests."""
+    host = stage.network.add("second")
+    stage.network.part(host, stage.prefill)
+    second = stage.start("decode", host, KV_POOL_TOKENS="1400")
+    stage.relay.ready()
+    ids = stage.submit(*SEEDS, *SEEDS)
+
+    def ended() -> int:
+        return sum(stage.relay.record(request_id).timings.ended > 0 for request_id in ids)
+
+    until(lambda: ended() >= len(ids) - 2, "what the other worker has taken ends")
+    assert ended() < len(ids)
+    stage.network.join(host, stage.prefill)
+    assert stage.wait(ids) == expected * 2
+    until(stage.relay.free, "every page is free or cached")
+    stage.relay.stop(second)
+
+
+@heavy
 def test_a_gateway_cut_off_from_redis_goes_on_with_its_stream(stage: Stage, tmp_path: Path) -> None:
     host = stage.network.add("gateway")
     body = {"model": "heavy", "prompt": "Hello", "max_tokens": 400, "temperature": 0, "ignore_eos": True}

@@ -192,10 +192,11 @@ class NixlManager(TransferManager):
 
 
 def load_nixl() -> ModuleType:
-    """The package of whichever NIXL wheel is installed, its own chatter turned down unless the user
-    asked for it."""
+    """The package of whichever NIXL wheel is installed, set up as kvrelay needs it unless the user says
+    otherwise."""
     os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
     os.environ.setdefault("UCX_LOG_LEVEL", "error")
+    os.environ.setdefault("UCX_TCP_CONN_NB", "y")  # a peer that cannot be reached must not hold up the others
     for wheel in WHEELS:
         if importlib.util.find_spec(wheel):
             return importlib.import_module(wheel)
