@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 from relay.request import State
 from tests.gateway_rig import GatewayProcess, eventually
 from tests.processes import until
-from tests.relay_rig import Relay, tiny_model
+from tests.relay_rig import Relay, celery_app, tiny_model
 from tests.servers import RedisServer, free_port, redis_binary
 
 MASTER = "main"
@@ -116,6 +116,7 @@ def test_a_fail_over_loses_nothing_that_was_replicated(guarded: Guarded, tmp_pat
             eventually(lambda: gateway.call("GET", "/ready").status == 200, "the gateway is ready")
             body = {"model": "guarded", "prompt": "Hello", "max_tokens": 5}
             assert gateway.call("POST", "/v1/completions", body).status == 200
+            relay.app = celery_app(guarded.url)  # the old one waits for the old master
             until(lambda: len(relay.engines()) == 2, "Celery reaches both workers")
             until(relay.free, "every page is free or cached")
     finally:
