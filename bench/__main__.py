@@ -20,6 +20,7 @@ NAMES = (
     "soak",
     "load",
     "traffic",
+    "traced",
     "batch",
 )
 

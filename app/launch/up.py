@@ -21,6 +21,7 @@ from app.launch.display import Display
 from app.launch.gpus import gpu_env, visible_gpus
 from app.launch.sample import QUESTION, SampleFailed, ask
 from app.launch.supervisor import POLL_S, Program, StartFailed, Supervisor
+from app.tracing.tracing import can_trace
 from relay.model_card import read_model_card
 from relay.routing import ROLES
 from relay.settings import Settings, variable
@@ -85,6 +86,7 @@ class Launcher:
             )
         read_model_card(settings.model_path)
         KeyRing.from_settings(settings)
+        can_trace(os.environ)
         check_folder(self._var)
         check_folder(self._var / "log")
         lock = (self._var / "lock").open("w")

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from relay.rooms import Rooms
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _HTTP = "http/protobuf"
+_EXPORTER = "opentelemetry.exporter.otlp.proto.http"
 
 
 class Tracing:
@@ -38,24 +40,19 @@ class Tracing:
 
 def tracing(rooms: Rooms, model: str, env: Mapping[str, str] = os.environ) -> Tracing | None:
     """None where it is off. Starts a thread. Raises SettingsError for what cannot be done."""
-    if not wanted(env):
+    if not can_trace(env):
         return None
-    try:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.trace import TracerProvider
-    except ImportError as error:
-        raise SettingsError(
-            f"traces are asked for, and {error.name} is not installed: pip install 'kvrelay[otel]',"
-            " or set OTEL_TRACES_EXPORTER=none"
-        ) from None
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.trace import TracerProvider
+
     from app.tracing.trace_export import TraceExport
 
     sampler = TracerProvider(shutdown_on_exit=False).sampler  # it reads OTEL_TRACES_SAMPLER
     return Tracing(sampler, TraceExport(rooms, model, OTLPSpanExporter()))
 
 
-def wanted(env: Mapping[str, str]) -> bool:
-    """Whether traces are to be exported. Raises SettingsError for an exporter or a protocol there is not."""
+def can_trace(env: Mapping[str, str]) -> bool:
+    """Whether traces are asked for. Raises SettingsError where they cannot be."""
     exporter = env.get("OTEL_TRACES_EXPORTER", "").strip().lower()
     if env.get("OTEL_SDK_DISABLED", "").strip().lower() == "true" or exporter == "none":
         return False
@@ -66,4 +63,16 @@ def wanted(env: Mapping[str, str]) -> bool:
     protocol = next((env[name] for name in _PROTOCOLS if env.get(name)), _HTTP)
     if protocol != _HTTP:
         raise SettingsError(f"{_PROTOCOLS[1]}={protocol!r} cannot be used; allowed: {_HTTP}, port 4318")
+    if not all(map(_installed, ("opentelemetry.sdk", _EXPORTER))):
+        raise SettingsError(
+            "traces are asked for, and OpenTelemetry is not installed: pip install 'kvrelay[otel]',"
+            " or set OTEL_TRACES_EXPORTER=none"
+        )
     return True
+
+
+def _installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # not even what it lies in
+        return False

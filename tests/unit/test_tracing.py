@@ -15,7 +15,7 @@ from redis.exceptions import ConnectionError
 from app.tracing import trace_export
 from app.tracing.spans import spans_of
 from app.tracing.trace_export import TraceExport
-from app.tracing.tracing import Tracing, tracing, wanted
+from app.tracing.tracing import Tracing, can_trace
 from relay.request import Record, State, Timings
 from relay.sampling import SamplingParams
 from relay.settings import SettingsError
@@ -73,7 +73,7 @@ def test_a_state_that_is_too_long_is_dropped() -> None:
     ],
 )
 def test_traces_are_on_where_the_standard_variables_say_so(env: dict[str, str], on: bool) -> None:
-    assert wanted(env) is on
+    assert can_trace(env) is on
 
 
 @pytest.mark.parametrize(
@@ -88,13 +88,16 @@ def test_traces_are_on_where_the_standard_variables_say_so(env: dict[str, str], 
 )
 def test_what_cannot_be_done_is_said(env: dict[str, str], named: str) -> None:
     with pytest.raises(SettingsError, match=named):
-        wanted(env)
+        can_trace(env)
 
 
-def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+@pytest.mark.parametrize("missing", ["opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"])
+def test_without_the_extra_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(SettingsError, match=r"pip install 'kvrelay\[otel\]'"):
-        tracing(None, "m", {"OTEL_TRACES_EXPORTER": "otlp"})  # type: ignore[arg-type]
+        can_trace({"OTEL_TRACES_EXPORTER": "otlp"})
 
 
 def test_the_client_decides_about_its_own_trace() -> None:
