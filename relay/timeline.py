@@ -162,7 +162,7 @@ class _Way:
         def moment(at: float) -> float:
             return min(max(at, self._claimed_ms), told_ms)
 
-        if (prefill := self._open.pop("prefill", None)) is not None and stamps.prefill is not None:
+        if stamps.prefill is not None and (prefill := self._open.pop("prefill", None)) is not None:
             draft, (start, end) = self.drafts[prefill], map(moment, stamps.prefill)
             self._add("wait", worker, draft.start, start)
             draft.start, draft.end = start, end
@@ -171,9 +171,9 @@ class _Way:
                 self._add(
                     "chunk", worker, moment(chunk.start), moment(chunk.end), prefill, **_of_chunk(chunk)
                 )
-        if (bootstrap := self._last("bootstrap")) is not None and stamps.published is not None:
+        if stamps.published is not None and (bootstrap := self._last("bootstrap")) is not None:
             self.drafts[bootstrap].end = moment(stamps.published)
-        if (transfer := self._open.pop("transfer", None)) is not None and stamps.sends:
+        if stamps.sends and (transfer := self._open.pop("transfer", None)) is not None:
             draft, sends = self.drafts[transfer], stamps.sends
             draft.start, draft.end = moment(sends[0].start), moment(max(send.end for send in sends))
             draft.attributes["bytes"] = sum(send.amount for send in sends if send.last_layer)

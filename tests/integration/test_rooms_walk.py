@@ -164,6 +164,8 @@ def test_any_order_of_events_keeps_the_rules(
                     assert record == ended[record.request_id], "an end is final"
                 if record.state.terminal:
                     ended[record.request_id] = record
+        if number % 50 == 0:
+            _check_timelines(rooms)
     check_integrity(rooms)
 
     reader = TokenReader(server.url, model)
@@ -176,6 +178,23 @@ def test_any_order_of_events_keeps_the_rules(
     reader.close()
     _finish_all(rooms)
     check_integrity(rooms)
+    _check_timelines(rooms)
+
+
+def _check_timelines(rooms: Rooms) -> None:
+    for record in rooms.list_requests(1_000):
+        timeline = rooms.timeline(record.request_id)
+        assert timeline
+        spans = timeline.spans()
+        assert [span.attempt for span in spans] == sorted(span.attempt for span in spans)
+        for place, span in enumerate(spans):
+            end_ms = timeline.now_ms if span.end_ms is None else span.end_ms
+            assert timeline.arrived_ms <= span.start_ms <= end_ms <= timeline.now_ms, span
+            assert span.parent is None or span.parent < place
+            assert span.process
+        going_on = [span for span in spans if span.end_ms is None]
+        assert bool(going_on) is not record.state.terminal, record
+        assert {span.attempt for span in going_on} <= {spans[-1].attempt}
 
 
 def _finish_all(rooms: Rooms) -> None:

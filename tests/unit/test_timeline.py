@@ -179,6 +179,20 @@ def test_a_prefill_leg_that_is_handed_back_tells_what_it_had_done() -> None:
     assert [(s.start_ms, s.end_ms) for s in found if s.name == "chunk"] == [(20, 30)]
 
 
+def test_a_leg_that_had_done_nothing_ends_when_it_is_handed_back() -> None:
+    handed = [
+        *relay()[:4],
+        entry("stamps", 40.0, "prefill", 0, Stamps(0, 1e6 + 35).pack()),
+        entry("released", 40.0, "prefill", 0, "peer"),
+    ]
+    found = spans([*SUBMITTED, *handed], State.QUEUED)
+    assert {s.name: s.end_ms for s in found if s.name in ("bootstrap", "prefill", "transfer")} == {
+        "bootstrap": 35,
+        "prefill": 40,
+        "transfer": 40,
+    }
+
+
 def test_what_goes_on_has_no_end() -> None:
     found = spans([*SUBMITTED, *relay()[:4]], State.PREFILL)
     assert {s.name for s in found if s.end_ms is None} == {"prefill", "transfer"}
