@@ -9,9 +9,9 @@ from typing import Any
 
 import httpx
 
+from app.measure.table import show
 from bench import client
 from bench.system import System
-from bench.table import show
 
 LINES = int(os.environ.get("BATCH_LINES", "50000"))
 OPEN_LINES = 64

@@ -17,9 +17,9 @@ import httpx
 from redis import Redis
 from redis.exceptions import RedisError
 
+from app.measure.table import show
 from bench import client
 from bench.system import System
-from bench.table import show
 
 STREAMS, PROMPT_TOKENS, TOKENS = 8, 64, 256
 IDLE_S = 5.0

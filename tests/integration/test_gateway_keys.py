@@ -85,7 +85,12 @@ def submitted(app: Flask, name: str, **headers: str) -> str:
 
 def test_a_request_is_its_owners_alone(app: Flask) -> None:
     path = f"/v1/requests/{submitted(app, 'alice')}"
-    for method, where in (("GET", path), ("GET", f"{path}/stream"), ("DELETE", path)):
+    for method, where in (
+        ("GET", path),
+        ("GET", f"{path}/stream"),
+        ("GET", f"{path}/timeline"),
+        ("DELETE", path),
+    ):
         hidden = call(app, method, where, "bob")
         never = call(app, method, where.replace(path, "/v1/requests/req-never"), "bob")
         assert hidden.status_code == never.status_code == 404
