@@ -53,7 +53,9 @@ class Timeline(NamedTuple):
     @property
     def arrived_ms(self) -> float:
         """When the client's call came to the gateway."""
-        return self.entries[0].at_ms - float(self.entries[0].detail) if self.entries else self.now_ms
+        if not self.entries or self.entries[0].name != "submitted":  # an earlier version began it
+            return self.record.timings.submitted
+        return self.entries[0].at_ms - float(self.entries[0].detail)
 
     def spans(self) -> list[Span]:
         way, at_ms = _Way(self.arrived_ms), 0.0

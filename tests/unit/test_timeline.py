@@ -52,7 +52,7 @@ SUBMITTED = [entry("submitted", 2.0, detail="2.000"), entry("queued", 2.0, "pref
 def timeline(
     entries: list[Entry], state: State = State.FINISHED, tokens: int = 5, ended: float = 200.0
 ) -> Timeline:
-    timings = Timings(ended=1e6 + ended if state.terminal else 0)
+    timings = Timings(submitted=1e6, ended=1e6 + ended if state.terminal else 0)
     record = Record(
         *(
             "r",
@@ -224,5 +224,8 @@ def test_a_way_too_long_to_be_noted_ends_with_its_request() -> None:
     assert [s.end_ms for s in found if s.name == "decode"] == [300]
 
 
-def test_a_request_of_an_earlier_version_has_no_spans() -> None:
+def test_a_request_that_an_earlier_version_began_has_the_spans_since() -> None:
     assert timeline_view(timeline([]))["spans"] == []
+    found = timeline_view(timeline([*relay(), entry("ended", 200.0, "", 5, "finished")]))
+    assert found["arrived"] == 1000.0
+    assert found["spans"][0]["name"] == "bootstrap"
