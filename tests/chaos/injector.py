@@ -18,9 +18,8 @@ from redis.exceptions import ConnectionError
 
 from relay.answers import Claim, Emission, Emitted, Forked, Moved, Prefilled, Renewed, Transfer
 from relay.mailbox import Mail, Mailbox
-from relay.request import Hold, Leg, Why
+from relay.request import Hold, Leg
 from relay.rooms import Rooms
-from relay.worker_card import Load
 from tests.chaos.faults import Fault, Kind, When
 from workers.transfer.peer import Peer
 from workers.transfer.runs import IndexArray
@@ -154,13 +153,11 @@ class FaultyRooms(Rooms):
             "claim_forks", lambda: super(FaultyRooms, self).claim_forks(hold, boot, lease_ms, nonces)
         )
 
-    def release(self, hold: Hold, why: Why) -> Moved:
-        return self._injector.around("release", lambda: super(FaultyRooms, self).release(hold, why))
+    def release(self, *args: Any) -> Moved:
+        return self._injector.around("release", lambda: super(FaultyRooms, self).release(*args))
 
-    def renew(self, boot: str, load: Load, holds: Sequence[Hold], lease_ms: int) -> Renewed:
-        return self._injector.around(
-            "renew", lambda: super(FaultyRooms, self).renew(boot, load, holds, lease_ms)
-        )
+    def renew(self, *args: Any) -> Renewed:
+        return self._injector.around("renew", lambda: super(FaultyRooms, self).renew(*args))
 
     def ask(self, writer_boot: str, room: int, asker_boot: str) -> None:
         self._injector.around("ask", lambda: super(FaultyRooms, self).ask(writer_boot, room, asker_boot))
