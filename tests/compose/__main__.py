@@ -91,6 +91,7 @@ def settled(stack: Stack, load: Load, disturbance: Callable[[], object]) -> None
     stack.ready()
     answered = load.answered
     until(lambda: load.answered >= answered + ANSWERS_BETWEEN, "requests are answered again")
+    load.check()
 
 
 def renew(stack: Stack, service: str) -> None:

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from app.commands.api_client import ApiAway, ApiClient
 
-CLIENTS = 12
-PROMPTS = 24
-MAX_TOKENS = 48
+CLIENTS = 10
+PROMPTS = 20
+MAX_TOKENS = 40
 ANSWERED_S = 180.0
 WORDS = (
     "river", "engine", "window", "small", "green", "letter", "morning", "teacher", "running", "under",
@@ -110,7 +110,7 @@ def _events(client: ApiClient, request_id: str, after: int) -> Iterator[tuple[st
 
 
 class Load:
-    """Runs until `stop`, which raises AssertionError for whatever was lost, doubled or told differently."""
+    """Runs until `stop`."""
 
     def __init__(self, client: ApiClient, seed: int) -> None:
         self._client = client
@@ -131,14 +131,18 @@ class Load:
     def answered(self) -> int:
         return self._ids.total()
 
+    def check(self) -> None:
+        """Raises AssertionError for whatever was lost, doubled or told differently until now."""
+        doubled = [request_id for request_id, times in self._ids.copy().items() if times > 1]
+        problems = self._problems + [f"{request_id} answers several submits" for request_id in doubled]
+        assert not problems, "\n".join(problems)
+
     def stop(self) -> int:
-        """How many requests were answered."""
+        """Wait for the last answers, and check. How many requests were answered."""
         self._stopping.set()
         for thread in self._threads:
             thread.join()
-        doubled = [request_id for request_id, times in self._ids.items() if times > 1]
-        problems = self._problems + [f"{request_id} answers several submits" for request_id in doubled]
-        assert not problems, "\n".join(problems)
+        self.check()
         return self.answered
 
     def _undisturbed(self) -> list[Answer]:

@@ -28,6 +28,7 @@ class Stack:
             "PORT": str(PORT),
             "FLOWER_PORT": str(FLOWER_PORT),
             "DTYPE": "float32",  # a text does not depend on what else is in its batch
+            "THREADS": str(max(1, len(os.sched_getaffinity(0)) // 2)),  # for each of two workers
         }
         if "TORCH" not in os.environ and _base_brings_torch():
             self._env["TORCH"] = "torch==2.13.0"
