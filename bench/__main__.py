@@ -11,6 +11,7 @@ from bench import machine
 from bench.peers import __main__ as peers
 
 NAMES = (
+    "start",
     "kernels",
     "accuracy",
     "overhead",

@@ -48,6 +48,11 @@ class System:
     def redis_url(self) -> str:
         return self.processes()["gunicorn"].environ()["REDIS_URL"]
 
+    @property
+    def logs(self) -> Path:
+        """The folder with a log of each process."""
+        return Path(self._folder.name) / "log"
+
     def processes(self) -> dict[str, psutil.Process]:
         """The running processes by the name of their program, such as `prefill-1`."""
         assert self._kept is not None
