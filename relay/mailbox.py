@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 from relay.packed import unpack_ints
-from relay.redis_client import MAX_BLOCK_MS, BlockingClient
+from relay.redis_client import MAX_BLOCK_MS, blocking_client
 from relay.request import Leg
 from relay.rooms import root_key
 
@@ -56,7 +56,7 @@ class Mailbox:
     """Reads one worker's mail in order. For one thread; `close` after that thread has ended."""
 
     def __init__(self, url: str, model: str, boot: str) -> None:
-        self._client = BlockingClient(url)
+        self._client = blocking_client(url)
         self._stream = f"{root_key(model)}:mail:{boot}"
         self._last = b"0-0"
 
@@ -66,7 +66,7 @@ class Mailbox:
         Raises redis-py's ConnectionError or TimeoutError when the server is away; a next call loses nothing.
         """
         assert 0 <= block_ms <= MAX_BLOCK_MS
-        reply: Any = self._client.redis.xread({self._stream: self._last}, block=block_ms or None)
+        reply: Any = self._client.xread({self._stream: self._last}, block=block_ms or None)
         if not reply:
             return []
         ((_, entries),) = reply

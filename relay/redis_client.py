@@ -1,14 +1,13 @@
-"""The two ways a process talks to Redis.
+"""The ways a process talks to Redis.
 
 redis-py 8 repeats a call whose answer is late, and gives up a blocking read after its socket timeout. So
 calls that must answer soon go through `command_client`, and only ones that may run twice; reads that wait go
-through a `BlockingClient`, which never repeats.
+through a `blocking_client`, which never repeats, and pushes come through a `push_client`.
 """
-
-from typing import Any
 
 from redis import BlockingConnectionPool, ConnectionPool, Redis
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
+from redis.client import PubSub
 from redis.exceptions import ConnectionError, MasterDownError, OutOfMemoryError, ReadOnlyError, TimeoutError
 from redis.retry import Retry
 
@@ -54,31 +53,22 @@ def probe_client(url: str, timeout_s: float) -> Redis:
     return Redis.from_pool(pool)
 
 
-class BlockingClient:
-    """For one thread that waits in the server; any other thread may `wake` it."""
+def blocking_client(url: str) -> Redis:
+    """For one thread that waits in the server, up to MAX_BLOCK_MS."""
+    return Redis.from_pool(_lone_pool(url))
 
-    def __init__(self, url: str) -> None:
-        self._client_id: int | None = None
-        pool = RedisUrl.parse(url).pool(
-            ConnectionPool,
-            protocol=2,
-            socket_timeout=_COMMAND_TIMEOUT_S + MAX_BLOCK_MS / 1000,
-            socket_connect_timeout=_COMMAND_TIMEOUT_S,
-            socket_keepalive=True,
-            retry=Retry(NoBackoff(), 0),
-            max_connections=1,
-            redis_connect_func=self._on_connect,
-        )
-        self.redis = Redis.from_pool(pool)
 
-    def _on_connect(self, connection: Any) -> None:
-        connection.on_connect()
-        connection.send_command("CLIENT", "ID")
-        self._client_id = int(connection.read_response())
+def push_client(url: str) -> PubSub:
+    """For one thread that takes what the server pushes."""
+    return PubSub(_lone_pool(url))
 
-    def wake(self, commands: Redis) -> bool:
-        """End the wait of the other thread now. False when it was not waiting."""
-        return self._client_id is not None and bool(commands.client_unblock(self._client_id))
-
-    def close(self) -> None:
-        self.redis.close()
+def _lone_pool(url: str) -> ConnectionPool:
+    return RedisUrl.parse(url).pool(
+        ConnectionPool,
+        protocol=2,
+        socket_timeout=_COMMAND_TIMEOUT_S + MAX_BLOCK_MS / 1000,
+        socket_connect_timeout=_COMMAND_TIMEOUT_S,
+        socket_keepalive=True,
+        retry=Retry(NoBackoff(), 0),
+        max_connections=1,
+    )

@@ -10,7 +10,8 @@
 -- <root>:scores:<id>       string  log probabilities of the prompt, where they were asked for
 -- <root>:timeline:<id>    list    what happened to a request, see note()
 -- <root>:traces           zset    ended requests whose trace is to be exported, by when to try
--- <root>:tok:<id>:0        stream  output position p is entry `p+1-1`, the end after n tokens is `n+1-2`
+-- <root>:tok:<id>:0        stream  output position p is entry `p+1-1`, the end after n tokens is `n+1-2`; what is added to
+--                                  it is published under the same name
 -- <root>:queue:<leg>       zset    legs that wait, by rank
 -- <root>:forks:<id>        list    forks of a request: samples of its prompt that wait for its KV
 -- <root>:lease             zset    `<id>/<leg>` of each owned leg, by the end of its lease
@@ -372,6 +373,7 @@ local function end_request(c, r, state, outcome, held_text, caller)
   end
   local stream = key(c, 'tok', r.id, 0)
   redis.call('XADD', stream, (r.tokens + 1) .. '-2', unpack(marker))
+  redis.call('PUBLISH', stream, cjson.encode({ start = tonumber(r.tokens), ending = marker }))
   outcome.state, outcome.ended = state, c.stamp
   write(c, r, outcome)
 
@@ -719,7 +721,7 @@ local function note_scores(keys, args)
   return {}
 end
 
-local function append(c, r, e)
+local function append(c, r, e, text)
   local stream = key(c, 'tok', r.id, 0)
   local n = tonumber(r.tokens)
   for i = n - e.start + 1, #e.tokens do
@@ -733,19 +735,21 @@ local function append(c, r, e)
     n = n + 1
   end
   if n > tonumber(r.tokens) then
+    redis.call('PUBLISH', stream, text)
     local first = r.state == 'ready' or e.prefilled
     write(c, r, { state = 'decode', tokens = n, first_token = r.first_token or c.stamp })
     if first then note(c, r, 'first', 'decode') end
   end
 end
 
-local function emit_one(c, e)
+-- `text` is what `e` was decoded from: followers get it as it is.
+local function emit_one(c, e, text)
   local r = owned(c, e.hold, e.finish and FINISH_IN or EMIT_IN)
   if not r then return { 'stale', 0, {} } end
   if r.state == 'finished' then return { 'done', 0, {} } end
   if e.start > tonumber(r.tokens) then return { 'gap', tonumber(r.tokens), {} } end
   if e.prefilled then note_prefill(c, r, 'both', unpack(e.prefilled)) end
-  append(c, r, e)
+  append(c, r, e, text)
   if not e.finish then return { 'ok', 0, {} } end
   local outcome = { finish_reason = e.finish.reason, stop_reason = e.finish.stop_reason }
   c.rings = {}
@@ -757,7 +761,7 @@ end
 local function emit(keys, args)
   local c = enter(keys)
   local answers = {}
-  for i, text in ipairs(args) do answers[i] = emit_one(c, cjson.decode(text)) end
+  for i, text in ipairs(args) do answers[i] = emit_one(c, cjson.decode(text), text) end
   return answers
 end
 

@@ -5,10 +5,9 @@ the first p tokens goes on at entry `p+1-1`, whether a token follows or the end.
 """
 
 import json
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from relay.redis_client import MAX_BLOCK_MS, BlockingClient, command_client
+from relay.redis_client import command_client
 from relay.request import State, Token
 from relay.rooms import root_key
 
@@ -32,17 +31,18 @@ class Chunk(NamedTuple):
 
 
 class TokenReader:
-    """Any thread may `read` and `wake`; one thread may `wait`."""
+    """Any thread may read."""
 
     def __init__(self, url: str, model: str) -> None:
         self._commands = command_client(url)
-        self._blocking = BlockingClient(url)
         self._root = root_key(model)
 
     def read(self, request_id: str, position: int = 0, limit: int = READ_TOKENS) -> Chunk:
         """What is there from `position` on, at most `limit` entries, at once."""
-        entries: Any = self._commands.xrange(self._stream(request_id), min=f"{position + 1}-1", count=limit)
-        return _chunk(entries)
+        entries: Any = self._commands.xrange(
+            stream_key(self._root, request_id), min=f"{position + 1}-1", count=limit
+        )
+        return chunk_of(entries)
 
     def read_all(self, request_id: str, position: int = 0) -> Chunk:
         """Everything from `position` on, however much it is."""
@@ -53,31 +53,17 @@ class TokenReader:
             if chunk.end or len(chunk.tokens) < READ_TOKENS:
                 return Chunk(tokens, chunk.end)
 
-    def wait(self, positions: Mapping[str, int], block_ms: int = MAX_BLOCK_MS) -> dict[str, Chunk]:
-        """What is there for each request from its position on; waits up to `block_ms` for the first of it."""
-        assert positions
-        assert 0 < block_ms <= MAX_BLOCK_MS
-        after: Any = {
-            self._stream(request_id): f"{position + 1}-0" for request_id, position in positions.items()
-        }
-        reply: Any = self._blocking.redis.xread(after, count=READ_TOKENS, block=block_ms)
-        return {stream.decode().split(":tok:", 1)[1][:-2]: _chunk(entries) for stream, entries in reply or []}
-
-    def wake(self) -> bool:
-        """End the current `wait` now, so that it can take up another request. False when no thread waits."""
-        return self._blocking.wake(self._commands)
-
     def close(self) -> None:
         self._commands.close()
-        self._blocking.close()
-
-    def _stream(self, request_id: str) -> str:
-        return f"{self._root}:tok:{request_id}:0"
 
 
-def _chunk(entries: list[tuple[bytes, dict[bytes, bytes]]]) -> Chunk:
+def stream_key(root: str, request_id: str) -> str:
+    return f"{root}:tok:{request_id}:0"
+
+
+def chunk_of(entries: list[tuple[bytes, dict[bytes, bytes]]]) -> Chunk:
     tokens = [_token(entry, fields) for entry, fields in entries if b"token" in fields]
-    end = next((_end(fields) for _, fields in entries[-1:] if b"state" in fields), None)
+    end = next((end_of(fields) for _, fields in entries[-1:] if b"state" in fields), None)
     return Chunk(tokens, end)
 
 
@@ -90,7 +76,7 @@ def _token(entry: bytes, fields: dict[bytes, bytes]) -> Token:
     )
 
 
-def _end(fields: dict[bytes, bytes]) -> End:
+def end_of(fields: dict[bytes, bytes]) -> End:
     def text(name: bytes) -> str | None:
         return fields[name].decode() if name in fields else None
 

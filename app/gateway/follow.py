@@ -18,7 +18,8 @@ from redis.exceptions import RedisError
 
 from relay.log import event
 from relay.request import Token
-from relay.tokens import Chunk, End, TokenReader
+from relay.token_feed import TokenFeed
+from relay.tokens import Chunk, End
 
 log = logging.getLogger(__name__)
 
@@ -154,7 +155,7 @@ class Watches:
 class Follower:
     """Owns the reader thread. Any thread may `follow`."""
 
-    def __init__(self, reader: TokenReader) -> None:
+    def __init__(self, reader: TokenFeed) -> None:
         self._reader = reader
         self._watches: defaultdict[str, set[Watch]] = defaultdict(set)
         self._changed = threading.Condition()

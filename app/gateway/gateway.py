@@ -46,6 +46,7 @@ from relay.request import Ring
 from relay.responses import Responses
 from relay.rooms import Rooms
 from relay.settings import Settings
+from relay.token_feed import TokenFeed
 from relay.tokenizer import Tokenizer
 from relay.tokens import TokenReader
 from relay.trace_context import TraceContext
@@ -100,7 +101,7 @@ def _service(settings: Settings, ring: Callable[[Ring], object]) -> Service:
     tokenizer = Tokenizer.load(settings.model_path)
     rooms = Rooms(settings.redis_url, settings.model_name, settings.result_ttl_s * 1000)
     all_batches = Batches(rooms.redis, rooms.root)
-    follower = Follower(TokenReader(settings.redis_url, settings.model_name))
+    follower = Follower(TokenFeed(settings.redis_url, settings.model_name))
     return Service(
         settings=settings,
         model=settings.model_name,

@@ -11,7 +11,8 @@ from relay.answers import Emission, EmitOutcome, Emitted
 from relay.mailbox import Ask, Mailbox, Settled
 from relay.request import Finish, Hold, Leg, State, Token
 from relay.rooms import Rooms
-from relay.tokens import Chunk, End, TokenReader
+from relay.token_feed import TokenFeed
+from relay.tokens import READ_TOKENS, Chunk, End, TokenReader
 from tests.integration.scene import claim, submission, tokens
 from tests.integration.until import until
 from tests.servers import RedisServer
@@ -23,6 +24,13 @@ END = End(State.FINISHED, "held", "stop", "</s>", None, None)
 @pytest.fixture
 def reader(server: RedisServer, model: str) -> Iterator[TokenReader]:
     client = TokenReader(server.url, model)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def feed(server: RedisServer, model: str) -> Iterator[TokenFeed]:
+    client = TokenFeed(server.url, model)
     yield client
     client.close()
 
@@ -81,28 +89,70 @@ def test_a_step_answers_for_each_request(rooms: Rooms, reader: TokenReader) -> N
     assert rooms.emit([]) == []
 
 
-def test_waiting_for_many(rooms: Rooms, reader: TokenReader) -> None:
+def test_waiting_for_many(rooms: Rooms, feed: TokenFeed) -> None:
     a, b = running(rooms), running(rooms)
     rooms.emit([Emission(a, 0, tokens(0, 2)), Emission(b, 0, tokens(0, 2))])
-    assert reader.wait({a.request_id: 1, b.request_id: 2}) == {a.request_id: Chunk(tokens(1, 1), None)}
+    assert feed.wait({a.request_id: 1, b.request_id: 2}) == {a.request_id: Chunk(tokens(1, 1), None)}
     emitter = threading.Thread(target=rooms.emit, args=([Emission(b, 2, tokens(2, 1), Finish("length"))],))
     emitter.start()
     positions = {a.request_id: 2, b.request_id: 2}
-    got = until(lambda: reader.wait(positions), "the next token")
+    got = until(lambda: feed.wait(positions), "the next token")
     emitter.join()
     assert list(got) == [b.request_id]
     assert got[b.request_id].tokens == tokens(2, 1)
 
 
-def test_a_waiting_reader_can_be_woken(rooms: Rooms, reader: TokenReader) -> None:
+def test_a_waiting_reader_can_be_woken(rooms: Rooms, feed: TokenFeed) -> None:
     hold = running(rooms)
-    assert not reader.wake(), "nobody waits"
+    assert not feed.wake(), "nobody waits"
     seen: list[dict[str, Chunk]] = []
-    thread = threading.Thread(target=lambda: seen.append(reader.wait({hold.request_id: 0}, block_ms=1_000)))
+    thread = threading.Thread(target=lambda: seen.append(feed.wait({hold.request_id: 0}, block_ms=1_000)))
     thread.start()
-    until(reader.wake, "the reader is woken")
+    until(feed.wake, "the reader is woken")
     thread.join()
     assert seen == [{}]
+
+
+def test_what_is_emitted_is_pushed(rooms: Rooms, feed: TokenFeed) -> None:
+    hold = running(rooms)
+    sent = [Token(p, 100 + p, text, [[100 + p, -0.25], [7, -1.5]]) for p, text in enumerate(TEXTS)]
+    rooms.emit([Emission(hold, 0, sent[:2])])
+    assert feed.wait({hold.request_id: 0}) == {hold.request_id: Chunk(sent[:2], None)}
+    before = rooms.redis.info("commandstats")["cmdstat_xread"]["calls"]
+    rooms.emit([Emission(hold, 1, sent[1:4])])
+    assert feed.wait({hold.request_id: 2}) == {hold.request_id: Chunk(sent[2:4], None)}, "only what is new"
+    rooms.emit([Emission(hold, 4, sent[4:], Finish("stop", "</s>", "held"))])
+    chunk = feed.wait({hold.request_id: 4})[hold.request_id]
+    if not chunk.end:  # which is a message of its own
+        chunk = chunk._replace(end=feed.wait({hold.request_id: len(sent)})[hold.request_id].end)
+    assert chunk == Chunk(sent[4:], END)
+    assert rooms.redis.info("commandstats")["cmdstat_xread"]["calls"] == before, "nobody had to ask"
+
+
+def test_any_position_can_be_waited_for_again(rooms: Rooms, feed: TokenFeed) -> None:
+    hold = running(rooms)
+    rooms.emit([Emission(hold, 0, tokens(0, READ_TOKENS + 5))])
+    for _ in range(2):
+        found = feed.wait({hold.request_id: 0})[hold.request_id].tokens
+        found += feed.wait({hold.request_id: len(found)})[hold.request_id].tokens
+        assert found == tokens(0, READ_TOKENS + 5)
+    rooms.cancel(hold.request_id)
+    end = feed.wait({hold.request_id: len(found)})[hold.request_id].end
+    assert end
+    assert end.state is State.CANCELLED
+
+
+def test_a_push_that_is_lost_is_read(rooms: Rooms, feed: TokenFeed) -> None:
+    hold = running(rooms)
+    positions = {hold.request_id: 0}
+    assert feed.wait(positions, block_ms=1) == {}
+    (channel,) = rooms.redis.pubsub_channels(f"*{hold.request_id}*")
+    feed._pushes.unsubscribe(channel)  # as if its messages went astray
+    until(lambda: not rooms.redis.pubsub_channels(f"*{hold.request_id}*"), "it is not pushed")
+    rooms.emit([Emission(hold, 0, tokens(0, 2))])
+    assert until(lambda: feed.wait(positions), "a read") == {hold.request_id: Chunk(tokens(0, 2), None)}
+    rooms.emit([Emission(hold, 2, tokens(2, 1))])
+    assert feed.wait({hold.request_id: 2}) == {hold.request_id: Chunk(tokens(2, 1), None)}
 
 
 def test_mail_comes_in_order_and_once(rooms: Rooms, server: RedisServer, model: str) -> None:
@@ -132,24 +182,24 @@ def test_a_mailbox_waits_for_mail(rooms: Rooms, server: RedisServer, model: str)
 def test_readers_survive_a_restart(server_binary: Path, tmp_path: Path) -> None:
     with RedisServer(server_binary, tmp_path / "data", append_fsync="always") as server:
         rooms, box = Rooms(server.url, "m"), Mailbox(server.url, "m", "P")
-        reader = TokenReader(server.url, "m")
+        reader, feed = TokenReader(server.url, "m"), TokenFeed(server.url, "m")
         hold = running(rooms)
         rooms.emit([Emission(hold, 0, tokens(0, 1))])
         rooms.ask("P", 1, "D")
         assert box.read() == [Ask(1, "D")]
-        assert reader.wait({hold.request_id: 0})
+        assert feed.wait({hold.request_id: 0})
         server.kill()
         with pytest.raises(RedisConnectionError):
             box.read()
         with pytest.raises(RedisConnectionError):
-            reader.wait({hold.request_id: 1})
+            feed.wait({hold.request_id: 1})
         with pytest.raises(RedisConnectionError):
             reader.read(hold.request_id)
         server.start()
         rooms.ask("P", 2, "D")
         rooms.emit([Emission(hold, 1, tokens(1, 1))])
         assert box.read() == [Ask(2, "D")]
-        assert reader.wait({hold.request_id: 1}) == {hold.request_id: Chunk(tokens(1, 1), None)}
+        assert feed.wait({hold.request_id: 1}) == {hold.request_id: Chunk(tokens(1, 1), None)}
         assert len(reader.read(hold.request_id).tokens) == 2
-        for client in (rooms, box, reader):
+        for client in (rooms, box, reader, feed):
             client.close()
