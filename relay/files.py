@@ -34,7 +34,11 @@ class File:
     @property
     def stored_as(self) -> str:
         """The name of its object in the storage."""
-        return f"files/{self.file_id}"
+        return object_name(self.file_id)
+
+
+def object_name(file_id: str) -> str:
+    return f"files/{file_id}"
 
 
 def new_file_id() -> str:
@@ -49,11 +53,25 @@ class Files:
         self._redis = redis
         self._root = root
 
+    def begin(self, file_id: str) -> None:
+        """Its object is about to be written. Who dies before `add` leaves one that nobody else knows of."""
+        self._redis.zadd(self._unfinished(), {file_id: time.time()})
+
+    def unfinished(self, before: float) -> list[str]:
+        """Those begun before then, and not added."""
+        ids: Any = self._redis.zrangebyscore(self._unfinished(), "-inf", before)
+        return [each.decode() for each in ids]
+
+    def forget(self, file_id: str) -> None:
+        """There is no object of this unfinished file any more."""
+        self._redis.zrem(self._unfinished(), file_id)
+
     def add(self, file: File) -> None:
         """From here on the file exists."""
         pipeline = self._redis.pipeline(transaction=True)
         pipeline.set(self._key(file.file_id), json.dumps(asdict(file)))
         pipeline.zadd(self._index(file.owner), {file.file_id: file.created})
+        pipeline.zrem(self._unfinished(), file.file_id)
         if file.expires is not None:
             pipeline.zadd(self._expiring(), {file.file_id: file.expires})
         pipeline.execute()
@@ -85,6 +103,9 @@ class Files:
 
     def _index(self, owner: str) -> str:
         return f"{self._root}:files:{owner}"
+
+    def _unfinished(self) -> str:
+        return f"{self._root}:unfinished_files"
 
     def _expiring(self) -> str:
         return f"{self._root}:expiring_files"

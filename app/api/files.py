@@ -41,6 +41,7 @@ def create() -> Response:
         raise too_large(s.settings.max_file_bytes)
     name = (upload.filename or "upload")[-255:]
     file = File.new(new_file_id(), caller().name, name, purpose, size_bytes, expires_s)
+    s.files.begin(file.file_id)
     s.storage.write(file.stored_as, iter(lambda: upload.stream.read(_PIECE_BYTES), b""))
     s.files.add(file)
     return jsonify(_view(file))

@@ -5,7 +5,6 @@ import logging
 import secrets
 import signal
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ from redis.exceptions import RedisError
 
 from app.batch.batch_run import BatchRun, Stop
 from app.batch.batch_spool import sweep_parts
+from app.batch.file_sweep import sweep_expired, sweep_unfinished
 from app.gateway.errors import ApiError
 from app.gateway.gateway import create_app
 from app.gateway.loopback import Loopback
@@ -109,13 +109,8 @@ class BatchProcessor:
         sweep_parts(self._service)
 
     def _sweep_files(self) -> None:
-        """Delete files that have expired, unless a batch still reads them."""
-        in_use = self._service.batches.inputs()
-        for file in self._service.files.expired(time.time()):
-            if file.file_id not in in_use:
-                self._service.storage.delete(file.stored_as)
-                self._service.files.remove(file)
-                event(log, "file_expired", file=file.file_id)
+        sweep_expired(self._service)
+        sweep_unfinished(self._service)
 
     def _leave(self) -> None:
         """The threads of open lines end with the process; their requests go on, and their keys find them."""

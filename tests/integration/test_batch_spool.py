@@ -2,6 +2,7 @@
 
 import json
 import secrets
+import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
@@ -13,10 +14,11 @@ import pytest
 
 from app.batch.batch_result import Result
 from app.batch.batch_spool import Spool, sweep_parts
+from app.batch.file_sweep import sweep_unfinished
 from app.gateway.errors import ApiError
 from app.gateway.storage import Storage
 from relay.batches import Batch, Batches, BatchStatus, Kind, Order, Tokens
-from relay.files import Files, new_file_id
+from relay.files import File, Files, new_file_id
 from relay.rooms import Rooms
 from relay.settings import Settings, SettingsError
 from tests.servers import RedisServer, valkey_binary
@@ -225,3 +227,20 @@ def test_a_storage_that_cannot_be_used_is_told(tmp_path: Path) -> None:
     with pytest.raises(ApiError) as caught:
         storage.write("files/a", [b"x"])
     assert (caught.value.status, caught.value.code) == (503, "storage_away")
+
+
+def test_what_a_gateway_left_of_an_upload_goes(service: Any, tmp_path: Path) -> None:
+    def upload(finished: bool) -> str:
+        file = File.new(new_file_id(), "", "input.jsonl", "batch", 3, None)
+        service.files.begin(file.file_id)
+        service.storage.write(file.stored_as, [b"abc"])
+        if finished:
+            service.files.add(file)
+        return file.file_id
+
+    whole, left = upload(finished=True), upload(finished=False)
+    sweep_unfinished(service)
+    assert {path.name for path in tmp_path.rglob("file-*")} == {whole, left}, "it may still be finished"
+    sweep_unfinished(service, age_s=0)
+    assert {path.name for path in tmp_path.rglob("file-*")} == {whole}
+    assert service.files.unfinished(time.time()) == []
