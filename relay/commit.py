@@ -9,7 +9,7 @@ from redis.exceptions import ResponseError
 
 from relay.functions import UnsupportedServer
 
-_GAP_S = 0.05  # with `everysec` a wait takes up to a second, and has a connection for so long
+_GAP_S = 0.025  # with `everysec` a wait may take a second, and has a connection for so long
 
 
 class GroupCommit:

@@ -378,7 +378,7 @@ def test_many_share_a_wait_for_the_disk(tmp_path: Path) -> None:
             assert all(pool.map(lambda _: rooms.sync(1_900), range(200)))
         with server.client() as client:
             waits = client.info("commandstats")["cmdstat_waitaof"]["calls"]
-        assert 1 <= waits <= 40, "not one for each"
+        assert 1 <= waits <= 80, "not one for each"
         rooms.close()
 
 
