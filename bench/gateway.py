@@ -1,6 +1,6 @@
 """What the gateway adds: to a request until it is recorded, and to each token on its way to the client.
 
-Streams of one request at a time and of eight, beside a reader that follows the same requests in Redis without it.
+Streams of one request at a time and of eight, beside a reader that follows the same requests in Redis.
 """
 
 import random

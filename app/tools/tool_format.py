@@ -21,11 +21,11 @@ class ToolFormat(NamedTuple):
 
     name: str
     start: str
-    end: str
-    arguments_key: str
-    opening: str
     separator: str
-    closing: str
+    opening: str = ""
+    closing: str = ""
+    end: str = ""
+    arguments_key: str = "arguments"
     bare: bool = False
     id_length: int = 24  # of a call's id
 
@@ -33,31 +33,14 @@ class ToolFormat(NamedTuple):
 HERMES = ToolFormat(
     "hermes",
     start="<tool_call>",
-    end="</tool_call>",
-    arguments_key="arguments",
-    opening="<tool_call>\n",
     separator="\n</tool_call>\n<tool_call>\n",
+    opening="<tool_call>\n",
     closing="\n</tool_call>",
+    end="</tool_call>",
 )
-LLAMA3 = ToolFormat(
-    "llama3",
-    start="<|python_tag|>",
-    end="",
-    arguments_key="parameters",
-    opening="",
-    separator="; ",
-    closing="",
-    bare=True,
-)
+LLAMA3 = ToolFormat("llama3", start="<|python_tag|>", separator="; ", arguments_key="parameters", bare=True)
 MISTRAL = ToolFormat(
-    "mistral",
-    start="[TOOL_CALLS]",
-    end="",
-    arguments_key="arguments",
-    opening="[TOOL_CALLS][",
-    separator=", ",
-    closing="]",
-    id_length=9,  # its templates ask for that
+    "mistral", start="[TOOL_CALLS]", separator=", ", opening="[TOOL_CALLS][", closing="]", id_length=9
 )
 
 
