@@ -2,8 +2,7 @@
 
 import contextlib
 import signal
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,69 +12,16 @@ from redis.exceptions import RedisError
 from relay.request import Leg, Ring, State
 from relay.sampling import SamplingParams
 from tests.processes import until
-from tests.relay_rig import Answer, Relay, WorkerProcess, tiny_model
-from tests.servers import RedisServer, valkey_binary
+from tests.relay_rig import Answer, Relay, WorkerProcess
+from tests.servers import RedisServer
 
+TINY, APPEND_FSYNC = True, "always"
 PAGE = 16
 PROMPT = tuple(5 + i % 50 for i in range(70))  # four whole pages and six tokens
 WHOLE, TAIL = divmod(len(PROMPT), PAGE)
 Make = Callable[..., Relay]
 LONG: dict[str, Any] = {"max_tokens": 900, "ignore_eos": True}
 SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": 1234, "ignore_eos": True}
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("models") / "tiny", max_position_embeddings=1024)
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with RedisServer(valkey_binary(), tmp_path_factory.mktemp("valkey"), append_fsync="always") as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def make(server: RedisServer, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
-    made: list[Relay] = []
-    folder = tmp_path_factory.mktemp("relay")
-
-    def make(model: str, *roles: str, **env: str) -> Relay:
-        made.append(Relay(server, folder, model, MODEL=str(tiny), **env))
-        made[-1].start(*roles)
-        return made[-1]
-
-    yield make
-    for relay in made:
-        relay.close()
-
-
-@pytest.fixture(scope="module")
-def systems(make: Make) -> tuple[Relay, Relay]:
-    pair, alone = make("relayed", "prefill", "decode"), make("alone", "unified")
-    pair.ready()
-    alone.ready()
-    return pair, alone
-
-
-@pytest.fixture(scope="module")
-def pair(systems: tuple[Relay, Relay]) -> Relay:
-    return systems[0]
-
-
-@pytest.fixture(scope="module")
-def alone(systems: tuple[Relay, Relay]) -> Relay:
-    return systems[1]
-
-
-@pytest.fixture(autouse=True)
-def _idle_after(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Whatever a test did, no page and no task is left."""
-    yield
-    for name in {"pair", "alone"} & set(request.fixturenames):
-        relay: Relay = request.getfixturevalue(name)
-        until(relay.free, "every page is free or cached")
-        assert relay.tasks() == set()
 
 
 def engine(relay: Relay, role: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import random
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from relay.settings import Settings
 from relay.tokenizer import Tokenizer
 from tests.models import default_model_in_transformers
 from tests.processes import until
-from tests.relay_rig import Relay, tiny_model
+from tests.relay_rig import Relay
 from tests.servers import RedisServer, valkey_binary
 
 MODEL = Settings.from_env({}).model_path
@@ -28,57 +28,6 @@ WORDS = (
     "river", "engine", "window", "small", "green", "letter", "morning", "teacher", "running", "under",
     "yesterday", "before", "seven", "bright", "kitchen", "question", "because", "paper", "silent", "north",
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with RedisServer(valkey_binary(), tmp_path_factory.mktemp("valkey")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def make(server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Relay]]:
-    made: list[Relay] = []
-    folder = tmp_path_factory.mktemp("relay")
-
-    def make(model: str, *roles: str, **env: str) -> Relay:
-        made.append(Relay(server, folder, model, **env))
-        made[-1].start(*roles)
-        return made[-1]
-
-    yield make
-    for relay in made:
-        relay.close()
-
-
-@pytest.fixture(scope="module")
-def systems(make: Callable[..., Relay]) -> tuple[Relay, Relay]:
-    """A prefill and a decode worker, and a unified one of another name."""
-    pair = make("relayed", "prefill", "decode")
-    alone = make("alone", "unified")
-    pair.ready()
-    alone.ready()
-    return pair, alone
-
-
-@pytest.fixture(scope="module")
-def pair(systems: tuple[Relay, Relay]) -> Relay:
-    return systems[0]
-
-
-@pytest.fixture(scope="module")
-def alone(systems: tuple[Relay, Relay]) -> Relay:
-    return systems[1]
-
-
-@pytest.fixture(autouse=True)
-def _idle_after(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Whatever a test did, no page and no task of the pair is left."""
-    yield
-    if "pair" in request.fixturenames:
-        pair: Relay = request.getfixturevalue("pair")
-        until(pair.free, "every page is free or cached")
-        assert pair.tasks() == set()
 
 
 @pytest.fixture(scope="module")
@@ -332,11 +281,6 @@ def test_cancel_while_it_decodes(pair: Relay, words: Words) -> None:
 
 
 # ---- workers that come, go, do not fit, or are full
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("models") / "tiny", max_position_embeddings=1024)
 
 
 def test_workers_may_come_late_and_two_models_do_not_mix(
