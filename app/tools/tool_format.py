@@ -58,7 +58,9 @@ def tool_format(template: ChatTemplate) -> ToolFormat | None:
         return MISTRAL
     if "<tool_call>" in source:
         return HERMES
-    return LLAMA3 if "<|python_tag|>" in source or '"parameters"' in source else None
+    # Templates of others show what a tool is with its "parameters" as well.
+    llama = "<|start_header_id|>" in source or "<|header_start|>" in source
+    return LLAMA3 if "<|python_tag|>" in source or (llama and '"parameters"' in source) else None
 
 
 def forced_calls(form: ToolFormat, functions: Sequence[Function], several: bool, tokenizer: Tokenizer) -> str:

@@ -92,6 +92,13 @@ CRAFTED: list[tuple[ToolFormat, str, str, Calls]] = [
         "",
         [("weather", ROME), ("stop_now", "{}")],
     ),
+    (
+        HERMES,
+        '<tool_call>{ "arguments": {"a": 1}, "name": "stop_now"}</tool_call>',
+        "",
+        [("stop_now", '{"a": 1}')],
+    ),
+    (MISTRAL, '[TOOL_CALLS] [{"name": "stop_now", "arguments": {}, "id": "a"}]', "", [("stop_now", "{}")]),
     (MISTRAL, 'Well. [TOOL_CALLS] [{"name": "stop_now", "arguments": {}}]\n', "Well.", [("stop_now", "{}")]),
     # what is no call is text, to the last character
     (HERMES, "  1 < 2 <tool <tool_cal\n\n", "  1 < 2 <tool <tool_cal\n\n", []),
@@ -173,7 +180,9 @@ def test_one_call_where_several_are_not_wanted() -> None:
 TEMPLATES = {
     "{% for t in tools %}{{ t | tojson }}{% endfor %}<tool_call>": HERMES,
     "{% if tools %}{{ tools }}{% endif %}<|python_tag|>": LLAMA3,
-    '{% if tools %}Answer {"name": ..., "parameters": ...}{% endif %}': LLAMA3,
+    '<|start_header_id|>{% if tools %}Answer {"name": ..., "parameters": ...}{% endif %}': LLAMA3,
+    '{% for t in tools %}{"name": "{{ t }}", "parameters": {}}{% endfor %}Write <function_call> {...}': None,
+    "<|start_header_id|>{{ tools }} Answer [name(key=value)]": None,
     "{{ tools }}[AVAILABLE_TOOLS][TOOL_CALLS]": MISTRAL,
     "{{ messages }} without any": HERMES,
     "{{ tools }} in a way of its own": None,
