@@ -2,7 +2,8 @@
 
 import re
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from flask import Blueprint, Response, jsonify, request
@@ -63,16 +64,15 @@ def list_all() -> Response:
         _find(s, before)
     who = caller()
     owner = None if who.admin else who.name
-    records = _recently_or_now(
-        s, ("requests", limit, before, owner), lambda: s.rooms.list_requests(limit, before, owner)
-    )
+    ask = partial(_list, s, limit, before, owner)
+    key = ("requests", limit, before, owner)
+    return unless_known(s.recent.get(key, ask) if is_watching() else ask())
+
+
+def _list(s: Service, limit: int, before: str | None, owner: str | None) -> dict[str, Any]:
+    records = s.rooms.list_requests(limit, before, owner)
     after = records[-1].request_id if len(records) == limit else None
-    data = [record_view(record, s.model) for record in records]
-    return unless_known({"object": "list", "data": data, "before": after})
-
-
-def _recently_or_now(s: Service, key: Hashable, ask: Callable[[], list[Record]]) -> list[Record]:
-    return s.recent.get(key, ask) if is_watching() else ask()
+    return {"object": "list", "data": [record_view(r, s.model) for r in records], "before": after}
 
 
 @resource.get("/v1/requests/<request_id>")
