@@ -2,6 +2,8 @@
 // the pages: packing a block of keys would cost more than all its products. It is bound by memory, see `ReadAhead`.
 #pragma once
 
+#include <utility>
+
 #include "isa.h"
 #include "paged_rows.h"
 #include "read_ahead.h"
@@ -25,7 +27,7 @@ struct FewQueries {
     static constexpr float kLog2e = 1.44269504f;
 
     // What parts of the work cost beyond their products, in about as many operations: the pace of `ReadAhead`.
-    static constexpr int kSumsCost = 30, kRowCost = 80, kWeightsCost = 40;
+    static constexpr int kSumsCost = 30, kRowCost = 40, kWeightsCost = 20;
 
     // `rows` of one KV head.
     static bool fits(int rows, int head_dim) {
@@ -257,15 +259,26 @@ struct FewQueries {
                 x[i] = (F)low + (F)high;
             }
         }
-        const F sums = x[0] + crossed(x[0], kTile);
+        const F sums = x[0] + crossed<kTile>(x[0]);
         std::memcpy(to, &sums, kTile * sizeof(float));
     }
 
     // x[i ^ distance] in lane i.
-    static inline __attribute__((always_inline)) F crossed(F x, int distance) {
-        U lanes;
-        for (int i = 0; i < width; ++i) lanes[i] = i ^ distance;
-        return __builtin_shuffle(x, lanes);
+    template <int distance>
+    static inline __attribute__((always_inline)) F crossed(F x) {
+        return shuffled<distance>(x, std::make_integer_sequence<uint32_t, width>());
+    }
+
+    template <int distance, uint32_t... lanes>
+    static inline __attribute__((always_inline)) F shuffled(F x, std::integer_sequence<uint32_t, lanes...>) {
+        return __builtin_shuffle(x, U{(lanes ^ distance)...});  // a loop over lanes would insert one by one
+    }
+
+    // All lanes combined, in each of them.
+    template <int distance = width / 2, class Combine>
+    static inline __attribute__((always_inline)) F folded(F x, Combine combine) {
+        if constexpr (distance == 0) return x;
+        else return folded<distance / 2>(combine(x, crossed<distance>(x)), combine);
     }
 
     // ---- weights
@@ -313,15 +326,11 @@ struct FewQueries {
     }
 
     static float highest_of(F x) {
-#pragma GCC unroll 4
-        for (int distance = width / 2; distance > 0; distance /= 2) x = Isa::max(x, crossed(x, distance));
-        return x[0];
+        return folded(x, [](F a, F b) { return Isa::max(a, b); })[0];
     }
 
     static float total_of(F x) {
-#pragma GCC unroll 4
-        for (int distance = width / 2; distance > 0; distance /= 2) x += crossed(x, distance);
-        return x[0];
+        return folded(x, [](F a, F b) { return a + b; })[0];
     }
 
     // ---- values
