@@ -300,7 +300,7 @@ local function note_pace(c, legs_left)
   local pace = key(c, 'pace')
   local since, claims, ms = unpack(redis.call('HMGET', pace, 'since', 'claims', 'ms'))
   if since then
-    local waited_ms = c.now - since
+    local waited_ms = math.min(c.now - since, PACE_MS)  -- in a longer pause nobody was there
     local kept = math.exp(-waited_ms / PACE_MS)
     redis.call('HSET', pace, 'claims', (claims or 0) * kept + 1, 'ms', (ms or 0) * kept + waited_ms)
   end

@@ -114,6 +114,9 @@ def test_what_would_wait_beyond_its_deadline_is_refused(rooms: Rooms) -> None:
     assert late.early_ms > 16 * 40 - 100, "so long do the others take"
     assert submit(100, priority=-1).outcome is SubmitOutcome.NEW, "nothing goes before it"
     assert submit(LONG_MS).outcome is SubmitOutcome.NEW
+    redis.hset(pace, "since", 1)  # all workers were away
+    assert claim(rooms, Leg.PREFILL, "P")
+    assert submit(LONG_MS).outcome is SubmitOutcome.NEW, "they are back"
     while claim(rooms, Leg.PREFILL, "P"):
         continue
     assert submit(1).outcome is SubmitOutcome.NEW, "nothing waits any more"
