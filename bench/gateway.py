@@ -11,9 +11,9 @@ from typing import Any
 
 import httpx
 
+from app.measure.table import middle, percentile, show
 from bench import client
 from bench.system import System
-from bench.table import middle, percentile, show
 from relay.rooms import Rooms
 from relay.token_feed import TokenFeed
 
