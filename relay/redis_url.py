@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
-from redis import Connection, ConnectionPool, Sentinel, SSLConnection, UnixDomainSocketConnection
+from redis import Connection, ConnectionPool, Redis, SSLConnection, UnixDomainSocketConnection
 from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError, TimeoutError
 from redis.retry import Retry
 from redis.sentinel import SentinelManagedConnection, SentinelManagedSSLConnection
 
@@ -145,15 +146,25 @@ class _Master:
         self._sentinels = list(url.hosts)
 
     def get_master_address(self) -> tuple[str, int]:
-        """Raises ConnectionError when no Sentinel names a master."""
-        with Sentinel(  # type: ignore[no-untyped-call]
-            self._sentinels, sentinel_kwargs=self._options
-        ) as sentinel:
-            address: tuple[str, int] = sentinel.discover_master(self.service_name)
-            answered = sentinel.sentinels[0].get_connection_kwargs()
-        first = (answered["host"], answered["port"])
-        self._sentinels = [first, *(other for other in self._sentinels if other != first)]
-        return address
+        """Raises ConnectionError when no Sentinel names a living master."""
+        problems = []
+        for sentinel in self._sentinels:
+            try:
+                master = self._seen_by(*sentinel)
+            except (ConnectionError, TimeoutError) as error:
+                problems.append(str(error))
+                continue
+            if master and master["is_master"] and not (master["is_sdown"] or master["is_odown"]):
+                self._sentinels = [sentinel, *(other for other in self._sentinels if other != sentinel)]
+                return master["ip"], master["port"]
+            problems.append(f"{_netloc([sentinel])} {'sees it down' if master else 'knows none'}")
+        raise ConnectionError(f"no Sentinel names a living master {self.service_name}: {'; '.join(problems)}")
+
+    def _seen_by(self, host: str, port: int) -> dict[str, Any] | None:
+        with Redis(host=host, port=port, **self._options) as sentinel:
+            masters: Any = sentinel.sentinel_masters()
+        found: dict[str, Any] | None = masters.get(self.service_name)
+        return found
 
 
 def _hosts(text: str, port: int) -> tuple[tuple[str, int], ...]:

@@ -1,13 +1,8 @@
 """The whole relay against a Redis that speaks TLS only, as the ACL user of docs/hosts.md."""
 
-import json
-import os
 import re
-import subprocess
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -15,10 +10,9 @@ import trustme
 from redis import Redis
 from redis.exceptions import ConnectionError
 
-from app.launch.programs import flower_command
-from app.launch.supervisor import die_with_parent
 from relay.request import State
 from relay.rooms import Rooms
+from tests.flower_rig import FlowerProcess
 from tests.gateway_rig import GatewayProcess
 from tests.processes import until
 from tests.relay_rig import ROOT, Relay, tiny_model
@@ -132,34 +126,11 @@ def test_requests_run_and_nothing_they_need_is_denied(
 
 
 def test_flower_sees_workers_and_queues(secured: SecuredServer, pair: Relay, tmp_path: Path) -> None:
-    port, parent = free_port(), os.getpid()
-    with (tmp_path / "flower.log").open("wb") as log:
-        flower = subprocess.Popen(
-            flower_command("127.0.0.1", port),
-            cwd=tmp_path,
-            env={**os.environ, **pair.env, "FLOWER_UNAUTHENTICATED_API": "true"},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            preexec_fn=lambda: die_with_parent(parent),
-        )
-    try:
-        names = {card.name for card in pair.cards()}
-        until(lambda: names <= set(fetch(port, "workers?refresh=1")), "Flower shows both workers")
-        queues = fetch(port, "queues/length")["active_queues"]
-        assert [queue["messages"] for queue in queues] == [0, 0]
-    finally:
-        flower.kill()
-        flower.wait()
+    names = {card.name for card in pair.cards()}
+    with FlowerProcess(pair.env, tmp_path) as flower:
+        until(lambda: names <= flower.workers(), "Flower shows both workers")
+        assert flower.messages() == [0, 0]
     assert refused(secured) == set()
-
-
-def fetch(port: int, what: str) -> Any:
-    """From Flower's API; nothing while it starts."""
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/{what}", timeout=10) as response:
-            return json.load(response)
-    except OSError:
-        return {}
 
 
 def test_without_the_authority_nobody_is_believed(secured: SecuredServer) -> None:

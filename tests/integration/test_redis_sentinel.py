@@ -11,6 +11,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from relay.request import State
+from tests.flower_rig import FlowerProcess
 from tests.gateway_rig import GatewayProcess, eventually
 from tests.processes import until
 from tests.relay_rig import Relay, celery_app, tiny_model
@@ -99,7 +100,12 @@ def test_a_fail_over_loses_nothing_that_was_replicated(guarded: Guarded, tmp_pat
         relay.ready()
         prompts = [tuple(range(5 + i, 45 + i)) for i in range(REQUESTS)]
         undisturbed = [relay.ask(prompt, **ARGS).tokens for prompt in prompts[:2]]
-        with GatewayProcess(guarded.url, "guarded", tmp_path / "gateway.log", MODEL=str(model)) as gateway:
+        with (
+            GatewayProcess(guarded.url, "guarded", tmp_path / "gateway.log", MODEL=str(model)) as gateway,
+            FlowerProcess(relay.env, tmp_path) as flower,
+        ):
+            names = {card.name for card in relay.cards()}
+            until(lambda: names <= flower.workers(), "Flower shows both workers")
             ids = [relay.submit(prompt, **ARGS) for prompt in prompts]
             relay.reaches(ids[0], lambda record: record.completion_tokens, "it decodes")
             master, replica = guarded.servers
@@ -116,8 +122,9 @@ def test_a_fail_over_loses_nothing_that_was_replicated(guarded: Guarded, tmp_pat
             eventually(lambda: gateway.call("GET", "/ready").status == 200, "the gateway is ready")
             body = {"model": "guarded", "prompt": "Hello", "max_tokens": 5}
             assert gateway.call("POST", "/v1/completions", body).status == 200
+            until(lambda: names <= flower.workers(), "Flower reaches both workers")
+            assert flower.messages() == [0, 0]
             relay.app = celery_app(guarded.url)  # the old one waits for the old master
-            until(lambda: len(relay.engines()) == 2, "Celery reaches both workers")
             until(relay.free, "every page is free or cached")
     finally:
         relay.close()
