@@ -1,8 +1,9 @@
 """Redis behind three Sentinels: its master dies under load, and workers and gateway go on with the next."""
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,7 +13,7 @@ from redis.exceptions import RedisError
 
 from relay.request import State
 from tests.flower_rig import FlowerProcess
-from tests.gateway_rig import GatewayProcess, eventually
+from tests.gateway_rig import GatewayProcess, Reply, eventually
 from tests.processes import until
 from tests.relay_rig import Relay, celery_app, tiny_model
 from tests.servers import RedisServer, free_port, redis_binary
@@ -121,10 +122,23 @@ def test_a_fail_over_loses_nothing_that_was_replicated(guarded: Guarded, tmp_pat
 
             eventually(lambda: gateway.call("GET", "/ready").status == 200, "the gateway is ready")
             body = {"model": "guarded", "prompt": "Hello", "max_tokens": 5}
-            assert gateway.call("POST", "/v1/completions", body).status == 200
+            ask = partial(gateway.call, "POST", "/v1/completions", body)
+            assert ask().status == 200
+            refuses_to_write_for_a_while(relay, replica, ask)
             until(lambda: names <= flower.workers(), "Flower reaches both workers")
             assert flower.messages() == [0, 0]
             relay.app = celery_app(guarded.url)  # the old one waits for the old master
             until(relay.free, "every page is free or cached")
     finally:
         relay.close()
+
+
+def refuses_to_write_for_a_while(relay: Relay, master: RedisServer, ask: Callable[[], Reply]) -> None:
+    """As one does that is cut off from the others, and has `min-replicas-to-write`."""
+    with master.client() as client:
+        client.config_set("min-replicas-to-write", 1)
+        for worker in relay.workers:
+            until(lambda log=worker.log: "NOREPLICAS" in log.read_text(), f"{worker.name} notices")
+        assert ask().status == 503
+        client.config_set("min-replicas-to-write", 0)
+    until(lambda: ask().status == 200, "requests run again")
