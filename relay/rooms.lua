@@ -108,7 +108,7 @@ local LOOKED_AT = {
   'state', 'attempt', 'solo', 'fence', 'room', 'prompt_tokens', 'tokens', 'limit_tokens', 'retractions', 'requeues',
   'requeue_why', 'errors', 'submitted', 'first_token', 'bytes', 'result_ttl_ms', 'retracted_by', 'priority', 'leader',
   'p_boot', 'p_fence', 'p_nonce', 'p_queued', 'd_boot', 'd_fence', 'd_nonce', 'd_queued',
-  'owner', 'metered', 'trace', 'deadline',
+  'owner', 'metered', 'trace', 'progress', 'deadline',
 }
 local OF_ONE_ATTEMPT = {
   'room', 'claimed', 'published', 'prefill_start', 'prefill_end', 'ready', 'decode_claimed',
@@ -136,6 +136,13 @@ end
 local function erase(c, r, names)
   redis.call('HDEL', key(c, 'req', r.id), unpack(names))
   for _, name in ipairs(names) do r[name] = nil end
+end
+
+-- What the owner of a prefill leg had told before it ended otherwise than by telling more.
+local function note_progress(c, r)
+  if not r.progress then return end
+  note(c, r, 'stamps', 'prefill', r.progress)
+  erase(c, r, { 'progress' })
 end
 
 -- The record and the leg, if this hold (id, leg, fence, nonce) is the claim on it and the state allows the call; else
@@ -345,8 +352,10 @@ end
 
 -- The owner of a leg is gone or gives it back. `reason` is for the timeline, `why` for the mail.
 local function give_back(c, r, leg, reason, why, caller)
+  local prefill_goes_on = leg == 'decode' and room_state(c, r) == 'open'
+  if not prefill_goes_on then note_progress(c, r) end
   note(c, r, 'released', leg, reason)
-  if leg == 'decode' and room_state(c, r) == 'open' then
+  if prefill_goes_on then
     requeue_decode(c, r, why, caller)
   else
     requeue(c, r, why, caller)
@@ -380,6 +389,7 @@ local function end_request(c, r, state, outcome, held_text, caller)
   redis.call('DEL', key(c, 'prompt', r.id))
   redis.call('PEXPIRE', stream, r.result_ttl_ms)
   redis.call('PEXPIRE', key(c, 'scores', r.id), r.result_ttl_ms)
+  note_progress(c, r)
   note(c, r, 'ended', '', state)
   redis.call('PEXPIRE', key(c, 'timeline', r.id), r.result_ttl_ms)
   if r.trace and r.trace:find('-01 ', 1, true) then
@@ -693,6 +703,7 @@ end
 
 local function note_prefill(c, r, leg, cached_tokens, start, stop, stamps)
   write(c, r, { cached_tokens = cached_tokens, prefill_start = start, prefill_end = stop })
+  erase(c, r, { 'progress' })
   note(c, r, 'stamps', leg, stamps)
 end
 
@@ -847,7 +858,7 @@ local function why_lost(r, leg)
   return r.requeue_why or 'requeued'
 end
 
--- boot, load, lease_ms, holds -> known, epoch, per hold (1, state, room state) or (0, why, ''), rings
+-- boot, load, lease_ms, holds (some with stamps) -> known, epoch, per hold (1, state, room state) or (0, why, ''), rings
 local function renew(keys, args)
   local c = enter(keys)
   local boot, lease_ms = args[1], tonumber(args[3])
@@ -862,6 +873,7 @@ local function renew(keys, args)
     local r, leg = owned(c, hold)
     if r then
       redis.call('ZADD', key(c, 'lease'), later(c, lease_ms), r.id .. '/' .. leg)
+      if hold[5] then write(c, r, { progress = hold[5] }) end
       if r.first_token and c.now - r.first_token > FORK_PATIENCE_MS then free_forks(c, r) end
       answers[i] = { 1, r.state, room_state(c, r) }
     else

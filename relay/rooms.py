@@ -7,7 +7,8 @@ stale. All raise redis.exceptions.ConnectionError or TimeoutError when the serve
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from redis.exceptions import OutOfMemoryError
@@ -113,7 +114,11 @@ class Rooms:
     def timeline(self, request_id: str) -> Timeline | None:
         fields, entries, now = self._functions.call("timeline", request_id)
         record = _record(request_id, fields)
-        return Timeline(record, [Entry.unpack(e) for e in entries], float(now)) if record else None
+        if record is None:
+            return None
+        progress = dict(_pairs(fields)).get(b"progress")
+        stamps = Stamps.unpack(progress) if progress else None
+        return Timeline(record, [Entry.unpack(entry) for entry in entries], float(now), stamps)
 
     def take_traces(self, limit: int, again_ms: int) -> list[str]:
         """Requests that have ended and whose trace is wanted, oldest first. Those that nobody drops within
@@ -242,13 +247,21 @@ class Rooms:
         }
         self._functions.call("register", card.boot, *(part for pair in fields.items() for part in pair))
 
-    def renew(self, boot: str, load: Load, holds: Sequence[Hold], lease_ms: int) -> Renewed:
-        """Renew worker and legs, and give back every leg of `boot` that is not listed in `holds`.
+    def renew(
+        self,
+        boot: str,
+        load: Load,
+        holds: Sequence[Hold],
+        lease_ms: int,
+        progress: Mapping[str, Stamps] = MappingProxyType({}),
+    ) -> Renewed:
+        """Renew worker and legs, and give back every leg of `boot` that is not listed in `holds`. `progress`:
+        what was done so far, by nonce.
 
         So the caller must be the thread that claims: what another one claims meanwhile would be given back.
         """
         known, epoch, answers, rings = self._functions.call(
-            "renew", boot, _load(load), lease_ms, json.dumps([_hold(hold) for hold in holds])
+            "renew", boot, _load(load), lease_ms, json.dumps([_held(hold, progress) for hold in holds])
         )
         kept = [
             Kept(hold, State(state.decode()), RoomState(room_state.decode()) if room_state else None)
@@ -287,6 +300,10 @@ def _pairs(flat: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
 
 def _hold(hold: Hold) -> tuple[str, str, str, str]:
     return hold.request_id, hold.leg, str(hold.fence), hold.nonce
+
+
+def _held(hold: Hold, progress: Mapping[str, Stamps]) -> tuple[str, ...]:
+    return (*_hold(hold), progress[hold.nonce].pack()) if hold.nonce in progress else _hold(hold)
 
 
 def _load(load: Load) -> str:

@@ -44,11 +44,12 @@ class Span(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    """As it was at `now_ms`, server time."""
+    """As it was at `now_ms`, server time. `progress`: what was done for a prefill leg that goes on."""
 
     record: Record
     entries: Sequence[Entry]
     now_ms: float
+    progress: Stamps | None = None
 
     @property
     def arrived_ms(self) -> float:
@@ -62,6 +63,8 @@ class Timeline(NamedTuple):
         for entry in self.entries:
             at_ms = max(at_ms, entry.at_ms)  # should the server's clock be set back
             way.take(entry._replace(at_ms=at_ms))
+        if self.progress is not None:
+            way.stamp(self.progress, self.now_ms, over=False)
         return way.spans(self.record)
 
 
@@ -105,7 +108,7 @@ class _Way:
                 self._finish("bootstrap", at)
                 self._begin("transfer", self._worker["prefill"], at, peer=self._worker["decode"])
             case "stamps":
-                self._stamped(Stamps.unpack(entry.detail), at)
+                self.stamp(Stamps.unpack(entry.detail), at)
             case "ready":
                 self._finish("prefill", at)
                 self._finish("transfer", at)
@@ -157,8 +160,9 @@ class _Way:
             self._first_tokens = entry.tokens
         self._begin("prefill", worker, at)
 
-    def _stamped(self, stamps: Stamps, told_ms: float) -> None:
-        """The owner's own account of the prefill leg. Told a second time it is the same."""
+    def stamp(self, stamps: Stamps, told_ms: float, over: bool = True) -> None:
+        """The owner's own account of the prefill leg, which goes on if it is not `over`. A second one changes
+        nothing."""
         worker = self._worker["prefill"]
 
         def moment(at: float) -> float:
@@ -167,7 +171,11 @@ class _Way:
         if stamps.prefill is not None and (prefill := self._open.pop("prefill", None)) is not None:
             draft, (start, end) = self.drafts[prefill], map(moment, stamps.prefill)
             self._add("wait", worker, draft.start, start)
-            draft.start, draft.end = start, end
+            draft.start = start
+            if over:
+                draft.end = end
+            else:
+                self._open["prefill"] = prefill
             draft.attributes = {"cached_tokens": stamps.cached_tokens}
             for chunk in stamps.chunks:
                 self._add(

@@ -55,7 +55,8 @@ class Leases:
             return
         desk, lease_ms = self._desk, self._desk.settings.lease_ms
         try:
-            renewed = desk.rooms.renew(desk.boot, self._load(), self._legs.holds(), lease_ms)
+            holds, progress = self._legs.holds(), self._legs.progress()
+            renewed = desk.rooms.renew(desk.boot, self._load(), holds, lease_ms, progress)
         except AWAY as error:
             event(log, "renewal_failed", logging.WARNING, error=error)
             return

@@ -2,7 +2,7 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol, TypeVar
 
 from relay.answers import Kept
@@ -10,6 +10,7 @@ from relay.mailbox import Mail
 from relay.request import Claimed, Hold, Leg, Ring, State, Why
 from relay.rooms import Rooms
 from relay.settings import Settings
+from relay.stamps import Stamps
 from relay.worker_card import WorkerCard
 from workers.doorbell import TaskHandle
 from workers.engine.messages import Command, LegEvent, Work
@@ -93,6 +94,10 @@ class Legs(ABC):
     @abstractmethod
     def holds(self) -> list[Hold]:
         """Every leg this worker believes in."""
+
+    def progress(self) -> Mapping[str, Stamps]:
+        """What was done for legs whose prompt is being computed, by the nonce of their claim."""
+        return {}
 
     @abstractmethod
     def request_of(self, task: TaskHandle) -> str | None:

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from relay import answers
 from relay.answers import Kept, Moved, PublishedPages, RoomState
@@ -12,10 +12,10 @@ from relay.log import event as log_event
 from relay.mailbox import Ask, Ended, Mail, Published
 from relay.request import Claimed, Hold, Leg, Why
 from relay.stamps import Stamps
-from relay.stretches import Stretch
+from relay.stretches import Stretch, Stretches
 from relay.worker_card import WorkerCard
 from workers.doorbell import TaskHandle
-from workers.engine.messages import Admitted, Drop, Failed, LegEvent, Prefill, Prefilled
+from workers.engine.messages import Admitted, Chunked, Drop, Failed, LegEvent, Prefill, Prefilled
 from workers.legs import Desk, Legs, ignore, is_calm, work_of
 from workers.quarantine import Unproven
 from workers.senders import Senders
@@ -43,6 +43,7 @@ class PrefillLeg:
     destination: Destination | None = None  # once published
     published_at: float | None = None  # when this worker heard of it, monotonic
     peer: WorkerCard | None = None  # from bootstrap on
+    chunks: Stretches = field(default_factory=Stretches)  # while it is being computed
     prefilled: Prefilled | None = None
     sends: tuple[Stretch, ...] = ()  # told with the end of the transfer
     leaving: bool = False  # a call that gives it back or fails it is on its way
@@ -59,7 +60,7 @@ class PrefillLeg:
     @property
     def stamps(self) -> Stamps:
         """What was done for this leg so far."""
-        chunks = self.prefilled.chunks if self.prefilled is not None else ()
+        chunks = self.prefilled.chunks if self.prefilled is not None else self.chunks.all
         return Stamps.told(self.claimed.clock, self.cached_tokens, chunks, self.sends, self.published_at)
 
     @property
@@ -99,6 +100,9 @@ class PrefillLegs(Legs):
                     event.cached_tokens,
                 )
                 self._bootstrap(leg)
+            case Chunked():
+                if leg is not None:
+                    leg.chunks.add(event.chunk)
             case Prefilled():
                 if leg is None or leg.over:
                     return
@@ -314,6 +318,10 @@ class PrefillLegs(Legs):
 
     def holds(self) -> list[Hold]:
         return [leg.claimed.hold for leg in self._legs.values() if not leg.over]
+
+    def progress(self) -> dict[str, Stamps]:
+        computing = (leg for leg in self._legs.values() if leg.prefilled is None and not leg.over)
+        return {leg.key: leg.stamps for leg in computing if leg.chunks.all}
 
     def request_of(self, task: TaskHandle) -> str | None:
         return next((leg.claimed.hold.request_id for leg in self._legs.values() if leg.task is task), None)

@@ -442,6 +442,29 @@ def test_a_unified_worker_reports_its_prefill_with_tokens(scene: Scene) -> None:
     assert record.timings.prefill_end - record.timings.prefill_start == pytest.approx(15, abs=0.01)
 
 
+@pytest.mark.parametrize("lost", [True, False])
+def test_what_a_prefill_worker_told_with_its_renewal_is_there_when_it_dies(scene: Scene, lost: bool) -> None:
+    scene.reach("reserved")
+    progress = {scene.p.nonce: PREFILLED.stamps}
+    for _ in range(2):  # as a repeated call
+        scene.rooms.renew("P", LOAD, [scene.p], LONG_MS, progress)
+    running = scene.rooms.timeline(scene.id)
+    assert running
+    assert [(s.name, s.end_ms is None) for s in running.spans() if s.name in ("prefill", "chunk")] == [
+        ("prefill", True),
+        ("chunk", False),
+    ]
+    scene.rooms.deregister("D")  # prefill goes on
+    scene.rooms.deregister("P") if lost else scene.rooms.cancel(scene.id)
+    over = scene.rooms.timeline(scene.id)
+    assert over
+    assert [(s.name, s.end_ms is None) for s in over.spans() if s.name in ("prefill", "chunk")] == [
+        ("prefill", False),
+        ("chunk", False),
+    ]
+    assert over.progress is None
+
+
 def test_the_record_of_a_whole_run(scene: Scene) -> None:
     scene.reach("finished")
     record = scene.rooms.record(scene.id)

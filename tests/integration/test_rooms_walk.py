@@ -140,7 +140,9 @@ class Walk:
         boot = self.rng.choice(list(ROLES))
         holds = [c.hold for b, c in self.claims if b == boot]
         forgotten = self.rng.random() < 0.1
-        self.rooms.renew(boot, LOAD, holds[::2] if forgotten else holds, self.rng.choice([0, LONG_MS]))
+        lease_ms = self.rng.choice([0, LONG_MS])
+        progress = {hold.nonce: PREFILLED.stamps for hold in holds if hold.leg is Leg.PREFILL}
+        self.rooms.renew(boot, LOAD, holds[::2] if forgotten else holds, lease_ms, progress)
 
     def restart(self) -> None:
         self.rooms.deregister(self.rng.choice(list(ROLES)))

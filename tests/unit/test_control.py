@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 import pytest
@@ -12,6 +12,7 @@ from relay.mailbox import Ended, Ready
 from relay.request import Hold, Leg, Ring
 from relay.rooms import Rooms
 from relay.settings import Settings
+from relay.stamps import Stamps
 from relay.worker_card import Load, WorkerCard
 from tests.desk import Manager, ScriptedRooms, Task, card, claimed
 from tests.processes import until
@@ -59,7 +60,9 @@ class Server(ScriptedRooms):
         self.replies["waiting"] = Waiting(len(self.grants), retracted=False)
         return cast(Waiting, self.__getattr__("waiting")(leg))
 
-    def renew(self, boot: str, load: Load, holds: list[Hold], lease_ms: int) -> Renewed:
+    def renew(
+        self, boot: str, load: Load, holds: list[Hold], lease_ms: int, progress: Mapping[str, Stamps]
+    ) -> Renewed:
         self.__getattr__("renew")(boot, load, tuple(holds), lease_ms)
         kept = [Kept(hold, _STATE, None) for hold in holds if hold.nonce not in self.gone]
         lost = [Lost(hold, self.gone[hold.nonce]) for hold in holds if hold.nonce in self.gone]

@@ -57,7 +57,7 @@ def test_every_leg_is_listed_and_the_next_renewal_is_a_second_later() -> None:
     worker = Worker()
     before = time.monotonic()
     worker.renew(NOTHING)
-    assert worker.server.called == [("renew", ("here", LOAD, [HOLD], 3000))]
+    assert worker.server.called == [("renew", ("here", LOAD, [HOLD], 3000, {}))]
     assert before + RENEW_EVERY_S <= worker.leases.due_at <= time.monotonic() + RENEW_EVERY_S
 
 

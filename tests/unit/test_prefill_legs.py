@@ -13,7 +13,7 @@ from relay.request import Claimed, Leg, State, Why
 from relay.stretches import Stretch
 from tests.desk import GEOMETRY, STALE, RecordingDesk, Sender, Task, card, claimed, kill
 from workers import calls
-from workers.engine.messages import Admitted, Computed, Failed, Prefill, Prefilled, Reserved, Sampled
+from workers.engine.messages import Admitted, Chunked, Computed, Failed, Prefill, Prefilled, Reserved, Sampled
 from workers.prefill import PrefillLegs
 from workers.senders import Senders
 from workers.transfer.base import Destination, Seal, SendFailed, Sent, Settled, seal_nonce
@@ -362,6 +362,18 @@ def test_a_geometry_mismatch_fails_the_request_and_not_the_worker() -> None:
     worker.settle(leg)
     worker.assert_gone(leg)
     assert len(task.ends) == 1
+
+
+def test_chunks_are_told_while_the_prompt_is_being_computed() -> None:
+    worker = Worker()
+    leg, _ = worker.reach("admitted")
+    assert worker.legs.progress() == {}
+    worker.legs.on_engine(Chunked(leg.hold.nonce, Stretch(1.0, 1.5, 16)))
+    (told,) = worker.legs.progress().values()
+    assert told.chunks == (Stretch(1000.0, 1500.0, 16),)
+    worker.compute(leg)
+    assert worker.legs.progress() == {}, "from now on the call that ends the leg has them"
+    worker.legs.on_engine(Chunked("gone", Stretch(1.0, 1.5, 16)))
 
 
 def test_an_unknown_peer_hands_the_leg_back() -> None:

@@ -193,6 +193,15 @@ def test_a_leg_that_had_done_nothing_ends_when_it_is_handed_back() -> None:
     }
 
 
+def test_a_prefill_that_goes_on_shows_its_chunks() -> None:
+    so_far = Stamps(4, None, (Stretch(1e6 + 20, 1e6 + 30, 8),))
+    going = timeline([*SUBMITTED, *relay()[:4]], State.PREFILL)._replace(progress=so_far)
+    found = {s.name: s for s in going.spans()}
+    assert (found["prefill"].start_ms, found["prefill"].end_ms) == (1e6 + 20, None)
+    assert found["prefill"].attributes == {"cached_tokens": 4}
+    assert (found["chunk"].end_ms, found["chunk"].attributes) == (1e6 + 30, {"tokens": 8})
+
+
 def test_what_goes_on_has_no_end() -> None:
     found = spans([*SUBMITTED, *relay()[:4]], State.PREFILL)
     assert {s.name for s in found if s.end_ms is None} == {"prefill", "transfer"}

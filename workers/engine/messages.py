@@ -99,6 +99,13 @@ class Admitted(NamedTuple):
     cached_tokens: int
 
 
+class Chunked(NamedTuple):
+    """A chunk of the prompt is computed, and it was not the last. Monotonic seconds."""
+
+    key: str
+    chunk: Stretch
+
+
 class Prefilled(NamedTuple):
     """The last chunk is computed, and the whole pages are in the prefix cache. When the chunks were, in
     monotonic seconds; `scores` where they were asked for."""
@@ -141,7 +148,7 @@ class Crashed(NamedTuple):
     error: BaseException
 
 
-LegEvent = Admitted | Prefilled | Reserved | Refused | Retracted | Failed
+LegEvent = Admitted | Chunked | Prefilled | Reserved | Refused | Retracted | Failed
 Event = LegEvent | Crashed
 
 

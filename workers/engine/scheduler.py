@@ -14,6 +14,7 @@ from workers.engine.batch import Row
 from workers.engine.config import EngineConfig
 from workers.engine.messages import (
     Admitted,
+    Chunked,
     Drop,
     Event,
     Failed,
@@ -201,7 +202,10 @@ class Scheduler:
                 continue
             if not row.decodes:
                 self._share_computed(sequence)
-                sequence.chunks.add(Stretch(started, ended, row.query_tokens))
+                chunk = Stretch(started, ended, row.query_tokens)
+                sequence.chunks.add(chunk)
+                if sequence.relay and not row.samples:
+                    self.events.append(Chunked(sequence.key, chunk))
             if choice is not None and not sequence.failed:
                 self._choose(row, choice)
 
