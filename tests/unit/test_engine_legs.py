@@ -13,6 +13,7 @@ from relay.sampling import SamplingParams
 from tests.engine_rig import EOS, PAGE_SIZE, HashingModel, Rig, continuation, relayed, unified, work
 from workers.engine.messages import (
     Admitted,
+    Chunked,
     Crashed,
     Drop,
     Ending,
@@ -42,6 +43,18 @@ def a_prompt_that_meets(token: int) -> tuple[list[int], int]:
         if token in text[2:] and text.index(token) > 1:
             return [start, 2, 3], text.index(token)
     raise AssertionError("no such prompt")
+
+
+def test_each_chunk_of_a_relayed_prompt_is_told_the_last_with_the_first_token() -> None:
+    rig = Rig(chunk_tokens=16)
+    rig.submit(relayed("a", [3] * 40))
+    rig.run()
+    told = [event.chunk for event in rig.events if isinstance(event, Chunked)]
+    (prefilled,) = (event for event in rig.events if isinstance(event, Prefilled))
+    assert [chunk.amount for chunk in prefilled.chunks] == [16, 16, 8]
+    assert list(prefilled.chunks[:-1]) == told
+    moments = [moment for chunk in prefilled.chunks for moment in chunk[:2]]
+    assert moments == sorted(moments)
 
 
 def test_eos_ends_a_leg_unless_it_is_ignored_or_too_early() -> None:
