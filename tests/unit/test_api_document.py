@@ -23,6 +23,6 @@ def test_every_path_is_documented() -> None:
 
 def test_every_error_code_is_documented() -> None:
     internal = {"reader_died", "client_gone", "stream_lost"}
-    for file in (ROOT / "app").glob("*.py"):
+    for file in (ROOT / "app").rglob("*.py"):
         codes = set(re.findall(r'code(?:: str)? ?= ?"(\w+)"', file.read_text()))
         assert not {code for code in codes - internal if f"`{code}`" not in DOC}, file
