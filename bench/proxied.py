@@ -18,7 +18,7 @@ from app.measure.table import middle, percentile, show
 from bench.kept import Kept
 from bench.system import free_port
 
-REQUESTS, TOKENS, STEP_S = 40, 64, 0.01
+REQUESTS, TOKENS, STEP_S = 16, 64, 0.005
 _PROXY = Path(__file__).with_name("peers") / "vllm_proxy.py"
 
 

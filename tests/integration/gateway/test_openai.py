@@ -147,7 +147,7 @@ def test_the_client_raises_by_status(
 def test_a_request_that_fails_is_an_error(
     gateway: GatewayProcess, worker: ScriptedWorker, rooms: Rooms
 ) -> None:
-    for code, status in (("crashed", 500), ("timeout", 504)):
+    for code, status in (("crashed", 500), ("timeout", 504), ("no_token_left", 400)):
         connection = gateway.open("POST", "/v1/completions", {"prompt": "France"})
         assert rooms.fail(worker.claim().hold, code, "It went wrong.").ok
         response = connection.getresponse()
