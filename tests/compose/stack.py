@@ -13,7 +13,7 @@ from app.commands.api_client import ApiAway, ApiClient
 ROOT = Path(__file__).parents[2]
 PROJECT = "kvrelay-test"
 PORT, FLOWER_PORT = 21480, 21481
-COMMAND_S = 600.0
+COMMAND_S = 1_200.0
 READY_S = 120.0
 
 
