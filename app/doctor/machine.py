@@ -2,8 +2,10 @@
 
 import os
 import resource
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from http.client import HTTPException
 from pathlib import Path
 
 from app.doctor.finding import Finding, fail, ok, warn
@@ -33,12 +35,16 @@ def check_folders(settings: Settings) -> Iterator[Finding]:
 
 
 def check_ports(settings: Settings) -> Iterator[Finding]:
-    for variable, port in (("PORT", settings.port), ("FLOWER_PORT", settings.flower_port)):
+    ours = {
+        "PORT": (settings.port, "/openapi.json", b"kvrelay"),
+        "FLOWER_PORT": (settings.flower_port, "/", b"Flower"),
+    }
+    for variable, (port, path, word) in ours.items():
         try:
             check_port(settings.host, port, variable)
         except CheckFailed as error:
-            if variable == "PORT" and _is_gateway(settings):
-                yield ok(variable, f"a gateway of kvrelay answers at {settings.host}:{port}")
+            if _says(settings.host, port, path, word):
+                yield ok(variable, f"{settings.host}:{port} is taken by what belongs there: it runs already")
             else:
                 what, _, todo = str(error).partition(": ")
                 yield fail(variable, what, todo)
@@ -115,10 +121,13 @@ def check_cores(settings: Settings) -> Iterator[Finding]:
         yield ok("cores", f"{len(cores)} for {workers} workers")
 
 
-def _is_gateway(settings: Settings) -> bool:
-    host = "127.0.0.1" if settings.host == "0.0.0.0" else settings.host
+def _says(host: str, port: int, path: str, word: bytes) -> bool:
+    """Whether what listens there names itself so, be it in a refusal."""
+    host = "127.0.0.1" if host == "0.0.0.0" else host
     try:
-        with urllib.request.urlopen(f"http://{host}:{settings.port}/openapi.json", timeout=3) as answer:
-            return b"kvrelay" in answer.read(4_096)
-    except OSError:
+        with urllib.request.urlopen(f"http://{host}:{port}{path}", timeout=3) as answer:
+            return word in answer.read(65_536)
+    except urllib.error.HTTPError as error:
+        return word in error.read(65_536)
+    except (OSError, HTTPException):
         return False

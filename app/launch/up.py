@@ -115,6 +115,8 @@ class Launcher:
         env = {**os.environ, "PYTHONUNBUFFERED": "1", "REDIS_URL": settings.redis_url}
         if self._own_redis:
             env["REDIS_URL"] = self._start_valkey(env)
+            # Nobody else can join. A network device that goes away would stall what UCX sends through it.
+            env.setdefault("UCX_NET_DEVICES", "lo")
         workers = self._start_workers(env)
         self._run("gateway", programs.gateway_command(), env, grace_s=settings.grace_s + _SETTLE_S)
         for i in range(1, settings.batch_processors + 1):

@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from relay.model_file import default_model_path
@@ -104,6 +105,9 @@ def test_up_serves_heals_and_leaves_nothing(up: Callable[..., Up]) -> None:
 
     done = {"kvrelay.prefill": "SUCCESS", "kvrelay.decode": "SUCCESS"}
     (asked,) = launcher.requests()  # the launcher's own first question
+    for worker in ("prefill-1", "decode-1"):
+        connections = psutil.Process(launcher.pid(worker)).net_connections("tcp")
+        assert {connection.laddr.ip for connection in connections} == {"127.0.0.1"}, "it needs no network"
     until(lambda: launcher.in_flower(asked) == done, "Flower shows both legs")
 
     doomed = until(lambda: launcher.pid("decode-1"), "the decode worker is found")
