@@ -123,9 +123,9 @@ class Soak:
 
     def _pages(self) -> dict[str, dict[str, float]]:
         pages: dict[str, dict[str, float]] = {}
-        text = httpx.get(f"{self._system.url}/metrics").text
+        text = httpx.get(f"{self._system.url}/metrics/cluster").text
         for family in text_string_to_metric_families(text):
-            for sample in family.samples if family.name == "kvrelay_kv_pages" else ():
+            for sample in family.samples if family.name == "kvrelay_worker_pages" else ():
                 pages.setdefault(sample.labels["worker"], {})[sample.labels["state"]] = sample.value
         return pages
 

@@ -5,7 +5,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from relay.prompt_logprobs import PromptLogprobs
-from relay.request import Claimed, Finish, Hold, Record, Ring, State, Token
+from relay.request import Claimed, Finish, Hold, Leg, Record, Ring, State, Token
 from relay.stamps import Stamps
 
 
@@ -67,6 +67,15 @@ class Waiting(NamedTuple):
     since_ms: float = 0
 
 
+class Backlog(NamedTuple):
+    """What waits in one queue, apart for lines of batches. `oldest_ms`: how long the oldest has waited."""
+
+    leg: Leg
+    batch: bool
+    legs: int
+    oldest_ms: int
+
+
 class Moved(NamedTuple):
     """`ok` False: the call was stale, and the caller drops its leg."""
 
@@ -119,12 +128,29 @@ class EmitOutcome(StrEnum):
     DONE = "done"
 
 
+class Milestone(NamedTuple):
+    """How far a request has come for which a client waits: told once with its `first` tokens and once with
+    its end, to whoever emitted these. Times as in Timings, 0: not yet."""
+
+    first: bool
+    submitted: float
+    claimed: float
+    prefill_start: float
+    prefill_end: float
+    first_token: float
+    ended: float
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
 class Emitted(NamedTuple):
     """`rings` for the forks that the end of this request sets free."""
 
     outcome: EmitOutcome
     expected: int = 0
     rings: tuple[Ring, ...] = ()
+    milestone: Milestone | None = None
 
 
 class Kept(NamedTuple):

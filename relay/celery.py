@@ -2,6 +2,7 @@
 
 import logging
 import secrets
+import time
 import warnings
 from collections.abc import Sequence
 from functools import cache
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 
 TASK_OF_LEG = {Leg.PREFILL: "kvrelay.prefill", Leg.DECODE: "kvrelay.decode"}
 FLUSH_CACHE = "flush_cache"
+RUNG_AT = "rung_at"  # header: when a doorbell was sent, seconds since the epoch
 LEG_OF_TASK = {name: leg for leg, name in TASK_OF_LEG.items()}
 
 _CONTROL_S = 3.0
@@ -94,6 +96,7 @@ def ring(bell: Ring) -> bool:
             args=(bell.request_id,),
             task_id=f"{bell.request_id}:{bell.leg}:{secrets.token_hex(4)}",
             queue=queue_of(bell.leg, _model_name()),
+            headers={RUNG_AT: time.time()},
             argsrepr=f"({bell.request_id!r}, {bell.prompt_tokens} tok)",
             kwargsrepr="{}",
             retry=False,

@@ -28,6 +28,7 @@
 -- <root>:ended             zset    `<id>/<owner>` of the others, by when their record expires
 -- <root>:totals            hash    bytes of the open requests
 -- <root>:pace              hash    claims on the prefill queue, and what passed between them while others waited
+-- <root>:counts            hash    what has happened since this data began, for metrics: `<what>/<label>...` -> how often
 -- <root>:synced            string  written to wait until what came before it is on disk
 -- <root>:reaper            hash    when it last ran, and until when it expires no lease
 
@@ -101,6 +102,11 @@ local function note(c, r, name, leg, detail)
   redis.call('RPUSH', timeline, cjson.encode({ name, c.stamp, leg, tonumber(r.tokens), detail or '' }))
 end
 
+-- Counted where it happens, in the same step: no process that dies takes a count with it, and none is made twice.
+local function count(c, times, ...)
+  if times > 0 then redis.call('HINCRBY', key(c, 'counts'), table.concat({ ... }, '/'), times) end
+end
+
 --- Records ------------------------------------------------------------------------------------------------------
 
 -- What transitions look at. Parameters and texts stay in Redis: they may be long.
@@ -109,6 +115,10 @@ local LOOKED_AT = {
   'requeue_why', 'errors', 'submitted', 'first_token', 'bytes', 'result_ttl_ms', 'retracted_by', 'priority', 'leader',
   'p_boot', 'p_fence', 'p_nonce', 'p_queued', 'd_boot', 'd_fence', 'd_nonce', 'd_queued',
   'owner', 'metered', 'trace', 'progress', 'deadline',
+}
+local MILESTONE = {
+  'submitted', 'claimed', 'prefill_start', 'prefill_end', 'first_token', 'ended', 'prompt_tokens', 'cached_tokens',
+  'tokens',
 }
 local OF_ONE_ATTEMPT = {
   'room', 'claimed', 'published', 'prefill_start', 'prefill_end', 'ready', 'decode_claimed',
@@ -221,6 +231,7 @@ local function give(c, r, asked, boot, nonce, lease_ms)
   local leg = KEPT_AS[asked]
   local p = FIELDS_OF[leg]
   note(c, r, 'claimed', asked, redis.call('HGET', key(c, 'worker', boot), 'name') or boot)
+  count(c, 1, 'lease', 'granted')
   redis.call('ZADD', key(c, 'lease'), later(c, lease_ms), r.id .. '/' .. leg)
   redis.call('HSET', key(c, 'legs', boot), nonce, r.id .. '/' .. leg)
   write(c, r, { fence = r.fence + 1, [p .. 'boot'] = boot, [p .. 'fence'] = r.fence + 1, [p .. 'nonce'] = nonce })
@@ -350,11 +361,12 @@ local function requeue_decode(c, r, why, caller)
   enqueue(c, r, 'decode')
 end
 
--- The owner of a leg is gone or gives it back. `reason` is for the timeline, `why` for the mail.
+-- The owner of a leg is gone or gives it back. `reason` is for timeline and metrics, `why` for the mail.
 local function give_back(c, r, leg, reason, why, caller)
   local prefill_goes_on = leg == 'decode' and room_state(c, r) == 'open'
   if not prefill_goes_on then note_progress(c, r) end
   note(c, r, 'released', leg, reason)
+  count(c, 1, 'returned', leg, reason)
   if prefill_goes_on then
     requeue_decode(c, r, why, caller)
   else
@@ -364,6 +376,7 @@ end
 
 -- The one way to a terminal state. `outcome` goes into the record and into the last entry of the token stream.
 local function end_request(c, r, state, outcome, held_text, caller)
+  count(c, 1, 'ended', state, outcome.error_code or outcome.finish_reason or state, r.state)
   mail_ended(c, r, state, caller)
   end_room(c, r)
   take_everything(c, r)
@@ -489,6 +502,7 @@ local function submit(keys, args)
     end
   end
   redis.call('HINCRBY', key(c, 'totals'), 'open_bytes', bytes)
+  count(c, #group, 'submitted', args[2])
   if idempotency then
     redis.call('HSET', idempotency, 'id', first, 'body', args[4])
     redis.call('PEXPIRE', idempotency, IDEMPOTENCY_TTL_MS)
@@ -547,6 +561,32 @@ local function waiting(keys, args)
   local retracted = tonumber(first[2]) < (RETRACTED + 1) * CLASS_SPAN_MS
   local since = redis.call('HGET', key(c, 'req', first[1]), FIELDS_OF[args[1]] .. 'queued')
   return { redis.call('ZCARD', queue), retracted and 1 or 0, since or '0' }
+end
+
+-- How long the oldest of these classes has waited. Within a class it is the first one that came first.
+local function oldest_ms(c, leg, first, last)
+  local oldest = 0
+  while true do
+    local range = { first * CLASS_SPAN_MS, '(' .. (last + 1) * CLASS_SPAN_MS }
+    local head = redis.call('ZRANGEBYSCORE', key(c, 'queue', leg), range[1], range[2], 'WITHSCORES', 'LIMIT', 0, 1)
+    if not head[1] then return math.floor(oldest) end
+    local queued = redis.call('HGET', key(c, 'req', head[1]), FIELDS_OF[leg] .. 'queued')
+    oldest = math.max(oldest, c.now - (queued or c.now))
+    first = math.floor(head[2] / CLASS_SPAN_MS) + 1
+  end
+end
+
+-- -> for each queue: leg, whether lines of batches, how many wait, ms for which the oldest has
+local function backlog(keys)
+  local c = enter(keys)
+  local found = {}
+  for _, leg in ipairs({ 'prefill', 'decode' }) do
+    local all = redis.call('ZCARD', key(c, 'queue', leg))
+    local lines = redis.call('ZCOUNT', key(c, 'queue', leg), BATCH * CLASS_SPAN_MS, '+inf')
+    table.insert(found, { leg, 0, all - lines, oldest_ms(c, leg, RETRACTED, BATCH - 1) })
+    table.insert(found, { leg, 1, lines, oldest_ms(c, leg, BATCH, BATCH + 1) })
+  end
+  return found
 end
 
 -- limit, id before which to start or '', owner or '*' -> id, record, id, record..., empty records among them if they
@@ -675,7 +715,12 @@ end
 
 --- Events: owners -----------------------------------------------------------------------------------------------
 
-local STALE = { 0, {} }
+-- The caller does not own the leg (any more): it writes nothing.
+local function stale(c)
+  count(c, 1, 'lease', 'fenced')
+  return { 0, {} }
+end
+
 local function done(c)
   return { 1, c.rings }
 end
@@ -684,7 +729,7 @@ end
 local function publish(keys, args)
   local c = enter(keys)
   local r = owned(c, args)
-  if not r or r.room ~= args[5] then return STALE end
+  if not r or r.room ~= args[5] then return stale(c) end
   if room_state(c, r) ~= 'open' then return done(c) end
   local where = { 'peer', r.d_boot, 'nonce', r.d_nonce, 'pages', args[6], 'row', args[7] }
   redis.call('HSET', key(c, 'room', r.room), 'state', 'published', unpack(where))
@@ -711,9 +756,9 @@ end
 local function kv_ready(keys, args)
   local c = enter(keys)
   local r = owned(c, args, KV_READY_IN)
-  if not r or r.room ~= args[5] then return STALE end
+  if not r or r.room ~= args[5] then return stale(c) end
   if r.state ~= 'prefill' then return done(c) end
-  if room_state(c, r) ~= 'published' then return STALE end
+  if room_state(c, r) ~= 'published' then return stale(c) end
   redis.call('HSET', key(c, 'room', r.room), 'state', 'sealed')
   take(c, r, 'prefill')
   note_prefill(c, r, 'prefill', args[6], args[7], args[8], args[9])
@@ -753,22 +798,33 @@ local function append(c, r, e, text)
   end
 end
 
+-- How far a request has come that somebody waits for, told to whom it concerns once; not so of lines of batches.
+local function milestone(c, r, first)
+  if tonumber(r.priority or 0) == BATCH_PRIORITY then return {} end
+  return { first and 1 or 0, unpack(redis.call('HMGET', key(c, 'req', r.id), unpack(MILESTONE))) }
+end
+
 -- `text` is what `e` was decoded from: followers get it as it is.
 local function emit_one(c, e, text)
   local r = owned(c, e.hold, e.finish and FINISH_IN or EMIT_IN)
-  if not r then return { 'stale', 0, {} } end
-  if r.state == 'finished' then return { 'done', 0, {} } end
-  if e.start > tonumber(r.tokens) then return { 'gap', tonumber(r.tokens), {} } end
+  if not r then
+    count(c, 1, 'lease', 'fenced')
+    return { 'stale', 0, {}, {} }
+  end
+  if r.state == 'finished' then return { 'done', 0, {}, {} } end
+  if e.start > tonumber(r.tokens) then return { 'gap', tonumber(r.tokens), {}, {} } end
   if e.prefilled then note_prefill(c, r, 'both', unpack(e.prefilled)) end
+  local waited = not r.first_token
   append(c, r, e, text)
-  if not e.finish then return { 'ok', 0, {} } end
+  local first = waited and r.first_token
+  if not e.finish then return { 'ok', 0, {}, first and milestone(c, r, true) or {} } end
   local outcome = { finish_reason = e.finish.reason, stop_reason = e.finish.stop_reason }
   c.rings = {}
   end_request(c, r, 'finished', outcome, e.finish.text, 'decode')
-  return { 'done', 0, c.rings }
+  return { 'done', 0, c.rings, milestone(c, r, first) }
 end
 
--- one JSON object per request of an engine step -> per request: outcome, expected position, rings
+-- one JSON object per request of an engine step -> per request: outcome, expected position, rings, milestone or {}
 local function emit(keys, args)
   local c = enter(keys)
   local answers = {}
@@ -780,7 +836,7 @@ end
 local function release(keys, args)
   local c = enter(keys)
   local r, leg = owned(c, args)
-  if not r then return STALE end
+  if not r then return stale(c) end
   if args[6] ~= '' then note(c, r, 'stamps', leg, args[6]) end
   if args[5] == 'error' then
     write(c, r, { errors = (r.errors or 0) + 1 })
@@ -801,7 +857,7 @@ end
 local function fail(keys, args)
   local c = enter(keys)
   local r, leg = owned(c, args)
-  if not r then return STALE end
+  if not r then return stale(c) end
   fail_request(c, r, args[5], args[6], leg)
   return done(c)
 end
@@ -826,6 +882,7 @@ local function register(keys, args)
   local c = enter(keys)
   local boot = table.remove(args, 1)
   redis.call('HSET', key(c, 'worker', boot), unpack(args))
+  count(c, 1, 'registered', redis.call('HGET', key(c, 'worker', boot), 'role'))
   see_worker(c, boot)
   return {}
 end
@@ -867,7 +924,7 @@ local function renew(keys, args)
     redis.call('HSET', key(c, 'worker', boot), 'load', args[2])
     see_worker(c, boot)
   end
-  local answers, listed = {}, {}
+  local answers, listed, kept = {}, {}, 0
   for i, hold in ipairs(cjson.decode(args[4])) do
     listed[hold[4]] = true
     local r, leg = owned(c, hold)
@@ -876,10 +933,12 @@ local function renew(keys, args)
       if hold[5] then write(c, r, { progress = hold[5] }) end
       if r.first_token and c.now - r.first_token > FORK_PATIENCE_MS then free_forks(c, r) end
       answers[i] = { 1, r.state, room_state(c, r) }
+      kept = kept + 1
     else
       answers[i] = { 0, why_lost(read(c, hold[1]), hold[2]), '' }
     end
   end
+  count(c, kept, 'lease', 'renewed')
   give_back_unlisted(c, boot, listed)
   return { known, epoch(c), answers, c.rings }
 end
@@ -930,6 +989,7 @@ local function may_expire_leases(c, lease_ms)
 end
 
 local function expire(c, r, leg, suspect_after)
+  count(c, 1, 'lease', 'expired')
   if r.solo then
     return fail_request(c, r, 'crashed', 'The worker crashed while it ran this request alone.')
   end
@@ -1020,6 +1080,7 @@ local FUNCTIONS = {
   { 'earlier', earlier, READS },
   { 'published', published, READS },
   { 'waiting', waiting, READS },
+  { 'backlog', backlog, READS },
   { 'list_requests', list_requests, READS },
   { 'workers', workers, READS },
 }

@@ -14,6 +14,7 @@ from typing import Any
 from redis.exceptions import OutOfMemoryError
 
 from relay.answers import (
+    Backlog,
     Cancelled,
     Claim,
     Emission,
@@ -22,6 +23,7 @@ from relay.answers import (
     Forked,
     Kept,
     Lost,
+    Milestone,
     Moved,
     Prefilled,
     PublishedPages,
@@ -186,6 +188,18 @@ class Rooms:
         )
         return Waiting(legs, bool(retracted), float(since_ms))
 
+    # Metrics
+
+    def backlog(self) -> list[Backlog]:
+        """Each queue, as Prometheus wants to know it."""
+        found = self._functions.call("backlog")
+        return [Backlog(Leg(leg.decode()), bool(batch), legs, ms) for leg, batch, legs, ms in found]
+
+    def counts(self) -> dict[tuple[str, ...], int]:
+        """How often what has happened since the data in the server began: the names are in `rooms.lua`."""
+        found: Any = self.redis.hgetall(f"{self.root}:counts")
+        return {tuple(name.decode().split("/")): int(times) for name, times in found.items()}
+
     # Owners
 
     def publish(self, hold: Hold, room: int, pages: Sequence[int], row: int) -> Moved:
@@ -215,8 +229,8 @@ class Rooms:
             self._note_scores(emission.hold, emission.prefilled)
         replies = self._functions.call("emit", *map(_emission, batch))
         return [
-            Emitted(EmitOutcome(outcome.decode()), expected, tuple(_rings(rings)))
-            for outcome, expected, rings in replies
+            Emitted(EmitOutcome(outcome.decode()), expected, tuple(_rings(rings)), _milestone(milestone))
+            for outcome, expected, rings, milestone in replies
         ]
 
     def _note_scores(self, hold: Hold, prefilled: Prefilled | None) -> None:
@@ -244,6 +258,7 @@ class Rooms:
             "capacity_tokens": card.capacity_tokens,
             "agent_metadata": card.agent_metadata,
             "load": _load(card.load),
+            "metrics": card.metrics,
         }
         self._functions.call("register", card.boot, *(part for pair in fields.items() for part in pair))
 
@@ -319,6 +334,25 @@ def _moved(reply: list[Any]) -> Moved:
     return Moved(bool(ok), _rings(rings))
 
 
+def _milestone(reply: list[Any]) -> Milestone | None:
+    if not reply:
+        return None
+    first, *times, prompt_tokens, cached_tokens, tokens = (float(part or 0) for part in reply)
+    submitted, claimed, prefill_start, prefill_end, first_token, ended = times
+    return Milestone(
+        bool(first),
+        submitted,
+        claimed,
+        prefill_start,
+        prefill_end,
+        first_token,
+        ended,
+        int(prompt_tokens),
+        int(cached_tokens),
+        int(tokens),
+    )
+
+
 def _emission(emission: Emission) -> str:
     """As `emit` in rooms.lua reads it: absent is absent, never null."""
     tokens = [
@@ -384,6 +418,7 @@ def _card(fields: dict[bytes, bytes]) -> WorkerCard:
         capacity_tokens=int(fields[b"capacity_tokens"]),
         agent_metadata=fields[b"agent_metadata"],
         load=Load(**json.loads(fields[b"load"])),
+        metrics=fields.get(b"metrics", b"").decode(),
     )
 
 

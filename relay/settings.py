@@ -131,6 +131,11 @@ class Settings:
     host: str = _text("127.0.0.1", "address", "address the gateway and Flower listen on")
     port: int = _whole(8000, 1, 65_535, "port of the gateway")
     flower_port: int = _whole(5555, 1, 65_535, "port of Flower")
+    metrics_port: int = _whole(
+        0, 0, 65_535, "port where workers and batch processors answer Prometheus; 0: none"
+    )
+    slo_ttft_ms: int = _whole(2_000, 1, 3_600_000, "longest time to the first token that counts as good")
+    slo_tpot_ms: int = _whole(100, 1, 3_600_000, "longest mean time per further token that counts as good")
     gateway_threads: int = _whole(1_280, 4, 4_096, "requests and streams one gateway serves at a time")
     api_key: str = _secret("the key that clients must send; empty, and no API_KEYS_FILE: anybody may call")
     admin_key: str = _secret("the key of admin calls; empty, and none in API_KEYS_FILE: nobody may make them")

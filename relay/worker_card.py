@@ -48,7 +48,7 @@ class Incarnation(NamedTuple):
 
 class Load(NamedTuple):
     """Sent with each renewal. `slots`: how many more legs the worker could claim now; `free_tokens`: how long
-    one may be."""
+    one may be. `pinned_pages` are those of the held ones that a peer writes, or a send reads."""
 
     slots: int
     free_tokens: int
@@ -58,11 +58,12 @@ class Load(NamedTuple):
     cached_pages: int
     held_pages: int
     quarantined_pages: int
+    pinned_pages: int = 0
 
 
 class WorkerCard(NamedTuple):
     """Published under the worker's boot id; gone 10 s after the last renewal. `role`: prefill, decode or
-    unified."""
+    unified. `metrics`: host:port where it answers Prometheus, or nothing."""
 
     incarnation: Incarnation
     name: str
@@ -71,6 +72,7 @@ class WorkerCard(NamedTuple):
     capacity_tokens: int
     agent_metadata: bytes
     load: Load
+    metrics: str = ""
 
     @property
     def boot(self) -> str:

@@ -20,6 +20,7 @@ from workers.calls import Calls
 from workers.engine.messages import Command, Computed, Drop, Prebuilt, Prefill, Reserve
 from workers.transfer.base import (
     Destination,
+    Handshakes,
     KVManager,
     KVReceiver,
     KVSender,
@@ -150,6 +151,10 @@ class Manager(KVManager):
     @property
     def agent_metadata(self) -> bytes:
         return b"agent"
+
+    @property
+    def handshakes(self) -> Handshakes:
+        return Handshakes()
 
     def start(self, on_event: Callable[[TransferEvent], None]) -> None:
         raise AssertionError("there is no thread here")

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from prometheus_client.samples import Sample
 from redis.exceptions import RedisError
 
 from relay.answers import Emission, EmitOutcome, Prefilled
@@ -24,6 +25,7 @@ from relay.stamps import Stamps
 from relay.stretches import Stretch
 from relay.tokenizer import Tokenizer
 from relay.worker_card import Incarnation, Load, WorkerCard
+from tests.samples import samples, value_of
 from tests.servers import free_port
 
 DEADLINE_S = 30.0
@@ -200,8 +202,14 @@ class GatewayProcess:
 
 def wait_for_followers(gateway: GatewayProcess, count: int) -> None:
     """Until so many streams and polls wait in the gateway."""
-    line = f"kvrelay_followed_streams {float(count)}\n"
-    eventually(lambda: line in gateway.call("GET", "/metrics").raw.decode(), f"{count} followers")
+    eventually(
+        lambda: value_of(scraped(gateway, "/metrics"), "kvrelay_followed_streams") == count,
+        f"{count} followers",
+    )
+
+
+def scraped(gateway: GatewayProcess, path: str) -> list[Sample]:
+    return samples(gateway.call("GET", path).raw.decode())
 
 
 class ScriptedWorker:
@@ -218,6 +226,7 @@ class ScriptedWorker:
             capacity_tokens=capacity_tokens,
             agent_metadata=b"",
             load=LOAD,
+            metrics="10.0.0.1:9400",
         )
         rooms.register(self.card)
 

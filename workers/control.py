@@ -4,7 +4,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from enum import Enum
 from typing import NamedTuple, TypeVar
 
@@ -26,7 +26,7 @@ from workers.leases import Leases
 from workers.legs import Desk, Legs, ignore
 from workers.output import Outcome
 from workers.peers import Peers
-from workers.quarantine import restart_helps
+from workers.quarantine import Unproven, restart_helps
 from workers.transfer.base import KVManager, RoomEvent
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,8 @@ Message = Doorbell | Abort | Order | Crashed | LegEvent | RoomEvent | Mail | Out
 
 
 class Control:
-    """Implements `legs.Desk`. Other threads only call `put` and read `idle`, `active`, `spare` and `load`."""
+    """Implements `legs.Desk`. Other threads only call `put` and read `idle`, `active`, `spare`, `unproven`,
+    `pinned_pages`, `peer_restarts` and `load`."""
 
     def __init__(
         self,
@@ -75,6 +76,8 @@ class Control:
         self.total_pages = engine.headroom.total_pages
         self.capacity_tokens = engine.headroom.capacity_tokens
         self.spare = 0  # how many more credits are of use here now
+        self.unproven: Collection[Unproven] = ()
+        self.pinned_pages = 0
         self._engine = engine
         self._ring = ring
         self._on_crash = on_crash
@@ -126,7 +129,13 @@ class Control:
             cached_pages=headroom.cached_pages,
             held_pages=headroom.held_pages,
             quarantined_pages=headroom.quarantined_pages,
+            pinned_pages=self.pinned_pages,
         )
+
+    @property
+    def peer_restarts(self) -> int:
+        """How many of the peers that this worker knew have come back as another process."""
+        return self._peers.restarts
 
     # ---- legs.Desk, on this thread
 
@@ -202,6 +211,7 @@ class Control:
             self._leases.renew()
         now = time.monotonic()
         self._legs.tick(now)
+        self.unproven, self.pinned_pages = self._legs.unproven(), self._legs.pinned_pages()
         self._watch_drain(now)
         self._watch_quarantine(now)
         self.spare = 0 if stuck else self._claims.spare(self.active)
@@ -255,6 +265,6 @@ class Control:
         if self._restarting or self._drain.begun:
             return
         share, age_s = settings.quarantine_share, settings.quarantine_age_s
-        if restart_helps(self._legs.unproven(), self.total_pages, share, age_s, now):
+        if restart_helps(self.unproven, self.total_pages, share, age_s, now):
             self._restarting = True
             self._on_quarantine_full()

@@ -306,6 +306,9 @@ class DecodeLegs(Legs):
                 ask = partial(self._desk.rooms.ask, suspect.writer.boot, suspect.room, self._desk.boot)
                 self._desk.call(ask, ignore)
 
+    def pinned_pages(self) -> int:
+        return sum(len(leg.pages) for leg in self._legs.values() if leg.phase is Phase.PUBLISHED)
+
     def unproven(self) -> Collection[Unproven]:
         return self.quarantine.unproven
 

@@ -17,8 +17,10 @@ class TaskHandle(Protocol):
 
 
 class Doorbell(NamedTuple):
-    """A credit to claim one leg. It names a request, so that Flower can show one."""
+    """A credit to claim one leg. It names a request, so that Flower can show one. `rung_at`: when it was
+    sent, seconds since the epoch by the sender's clock; 0: it does not say."""
 
     request_id: str
     leg: Leg
     task: TaskHandle
+    rung_at: float = 0.0

@@ -117,6 +117,10 @@ class Legs(ABC):
     def make_room(self) -> None:
         """A retracted request waits in the queue and does not fit here."""
 
+    @abstractmethod
+    def pinned_pages(self) -> int:
+        """Pages that a peer may write by right, or that wait to be sent to one or are."""
+
     def unproven(self) -> Collection[Unproven]:
         """Pages that wait for proof that no write touches them any more."""
         return ()

@@ -29,6 +29,7 @@ class Outbox:
             self._append(Sampled(token_id))
         self._sent = len(self._tokens)
         self._prompted: Prompted | None = None  # until the server has it
+        self._answered_at: float | None = None  # monotonic seconds
 
     def add(self, produced: Produced) -> None:
         """Take the next token; after the end it is ignored. Raises ValueError when it is not the next."""
@@ -74,6 +75,12 @@ class Outbox:
             self._sent = emitted.expected
         else:
             raise ValueError(f"the server answers {emitted} to tokens from {emission.start_position} on")
+
+    def since_s(self, now: float) -> float | None:
+        """Seconds since the tokens before arrived at the server; None for the first ones. `now` is when these
+        did."""
+        before, self._answered_at = self._answered_at, now
+        return None if before is None else now - before
 
     def _prefilled(self) -> Prefilled | None:
         if self._prompted is None:

@@ -14,6 +14,7 @@ from relay.request import Claimed, Ring
 from relay.rooms import Rooms
 from relay.tokenizer import Tokenizer
 from workers.engine.messages import Crashed, Produced
+from workers.meters import Meters
 from workers.outbox import Outbox
 
 log = logging.getLogger(__name__)
@@ -77,11 +78,16 @@ class OutputThread:
     """
 
     def __init__(
-        self, rooms: Rooms, tokenizer: Tokenizer, on_outcome: Callable[[Outcome | Crashed], None]
+        self,
+        rooms: Rooms,
+        tokenizer: Tokenizer,
+        on_outcome: Callable[[Outcome | Crashed], None],
+        meters: Meters,
     ) -> None:
         self._rooms = rooms
         self._tokenizer = tokenizer
         self._on_outcome = on_outcome
+        self._meters = meters
         self._inbox: queue.SimpleQueue[Message | _Stop] = queue.SimpleQueue()
         self._outboxes: dict[str, Outbox] = {}
         self._closing: set[str] = set()
@@ -180,7 +186,9 @@ class OutputThread:
             self._emit_apart(keys, error)
             return
         self._retry_s = _FIRST_RETRY_S
+        now = time.monotonic()
         for key, emission, answer in zip(keys, batch, answers, strict=True):
+            self._measure(self._outboxes[key], emission, answer, now)
             self._answer(key, emission, answer)
 
     def _emit_apart(self, keys: Sequence[str], error: Exception) -> None:
@@ -190,6 +198,16 @@ class OutputThread:
             return
         for key in keys:
             self._emit([key])
+
+    def _measure(self, outbox: Outbox, emission: Emission, answer: Emitted, now: float) -> None:
+        if answer.outcome not in (EmitOutcome.OK, EmitOutcome.DONE):
+            return
+        if emission.tokens:
+            self._meters.emitted(len(emission.tokens), outbox.since_s(now))
+        if answer.milestone is not None:
+            self._meters.reached(answer.milestone)
+        if emission.finish is not None:
+            self._meters.finished(emission.finish.reason)
 
     def _answer(self, key: str, emission: Emission, answer: Emitted) -> None:
         if answer.outcome is EmitOutcome.STALE:

@@ -13,6 +13,7 @@ class Peers:
         self._workers = workers
         self._forget = forget
         self._cards: dict[str, WorkerCard] = {}
+        self.restarts = 0
 
     def card(self, boot: str) -> WorkerCard | None:
         """None when it is not alive, or cannot be read now."""
@@ -23,6 +24,8 @@ class Peers:
     def _refresh(self) -> None:
         """A new incarnation has appeared somewhere: a good moment to let go of the dead ones."""
         alive = {card.boot: card for card in self._workers()}
+        known = {card.name for card in self._cards.values()}
+        self.restarts += sum(boot not in self._cards and card.name in known for boot, card in alive.items())
         for boot, card in list(self._cards.items()):
             if boot not in alive and card.incarnation.proven_dead():
                 del self._cards[boot]

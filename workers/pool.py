@@ -19,7 +19,7 @@ from celery.concurrency.base import BasePool
 from celery.worker import state
 from celery.worker.request import Request
 
-from relay.celery import LEG_OF_TASK
+from relay.celery import LEG_OF_TASK, RUNG_AT
 from relay.log import event
 from workers.doorbell import Doorbell, TaskHandle
 from workers.task import Task, announce_end, introduction
@@ -146,7 +146,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
         match task.request.args:
             case [str(request_id)]:
                 assert self._host is not None
-                self._host.ring(Doorbell(request_id, leg, task))
+                self._host.ring(Doorbell(request_id, leg, task, _rung_at(task)))
             case _:
                 task.fail("a doorbell takes one argument, the request id")
 
@@ -259,3 +259,9 @@ class EnginePool(BasePool):  # type: ignore[misc]
         info["running"] = len(self._running)
         info["engine"] = self._host.stats() if self._host is not None else {}
         return info
+
+
+def _rung_at(task: Task) -> float:
+    """Whoever sends a message may put anything into it."""
+    told = task.request.request_dict.get(RUNG_AT)
+    return float(told) if isinstance(told, int | float) else 0.0

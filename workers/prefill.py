@@ -313,6 +313,9 @@ class PrefillLegs(Legs):
                 self._desk.manager.forget_peer(leg.peer.boot)
                 self._forget(leg, tell_reader=False)
 
+    def pinned_pages(self) -> int:
+        return sum(leg.pages for leg in self._legs.values() if leg.destination is not None)
+
     def unproven(self) -> Collection[Unproven]:
         return [Unproven(leg.pages, leg.over_at) for leg in self._legs.values() if leg.over_at is not None]
 

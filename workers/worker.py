@@ -13,6 +13,7 @@ import torch
 
 from kernels import AttentionBatch, load_kernels
 from relay import celery
+from relay.exposition import metrics_address, process_registry, serve
 from relay.geometry import Geometry
 from relay.grammar import Grammars
 from relay.life_lock import LifeLock
@@ -38,13 +39,14 @@ from workers.engine.messages import Admitted, Computed, Event, Flush, Stop
 from workers.engine.sampler import Sampler
 from workers.legs import Desk, Legs
 from workers.memory_share import DeviceMemory, pool_bytes, working_bytes
+from workers.meters import Meters, WorkerState
 from workers.models import Model, load_model
 from workers.output import OutputThread
 from workers.prefill import PrefillLegs
 from workers.ringer import Ringer
 from workers.senders import Senders
 from workers.transfer.backend import kv_manager
-from workers.transfer.base import KVManager
+from workers.transfer.base import KVManager, SendFailed, Sent, TransferEvent
 from workers.transfer.memory import KVMemory
 
 log = logging.getLogger(__name__)
@@ -100,7 +102,9 @@ class Worker:
         self._ringer = Ringer(self._ring_bell)
         self._manager = self.make_manager(self._boot, _memory(self._geometry, kv))
         self._senders = Senders(self._manager, self._geometry.layers, self._geometry.page_size)
-        self._output = OutputThread(self._rooms, tokenizer, self._to_control)
+        registry = process_registry(settings.model_name, settings.role, worker=name)
+        self._meters = Meters(settings, registry)
+        self._output = OutputThread(self._rooms, tokenizer, self._to_control, self._meters)
         context_tokens = settings.context_tokens or model.config.context_length_tokens
         self._engine = Engine(
             model,
@@ -132,8 +136,10 @@ class Worker:
             self._restart,
         )
         self._mail_thread = threading.Thread(target=self._read_mail, name="mailbox", daemon=True)
+        registry.register(self._state())
+        serve(registry, settings)
         self._register()
-        self._manager.start(self._to_control)
+        self._manager.start(self._on_transfer)
         self._output.start()
         self._engine.start()
         self._control.start()
@@ -143,6 +149,7 @@ class Worker:
         )
 
     def ring(self, bell: Doorbell) -> None:
+        self._meters.rang(bell)
         self._control.put(bell)
 
     def abort(self, task: TaskHandle) -> None:
@@ -227,6 +234,14 @@ class Worker:
             self._senders.admitted(message)
         self._control.put(message)
 
+    def _on_transfer(self, message: TransferEvent) -> None:
+        """On the transfer thread."""
+        if isinstance(message, Sent):
+            self._meters.sent(message)
+        elif isinstance(message, SendFailed):
+            self._meters.send_failed()
+        self._control.put(message)
+
     def _on_computed(self, part: Computed) -> None:
         """On the engine thread, inside the forward pass."""
         self._senders.computed(part)
@@ -266,6 +281,18 @@ class Worker:
             capacity_tokens=self._engine.headroom.capacity_tokens,
             agent_metadata=self._manager.agent_metadata,
             load=load,
+            metrics=metrics_address(self._settings),
+        )
+
+    def _state(self) -> WorkerState:
+        return WorkerState(
+            self._control.load,
+            lambda: self._engine.stats,
+            lambda: self._control.unproven,
+            lambda: self._manager.handshakes,
+            lambda: self._control.peer_restarts,
+            self._geometry.page_size,
+            self._geometry.pages,
         )
 
     def _register(self) -> None:

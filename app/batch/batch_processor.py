@@ -17,6 +17,7 @@ from app.gateway.errors import ApiError
 from app.gateway.gateway import create_app
 from app.gateway.loopback import Loopback
 from app.gateway.service import KEY, Service
+from relay.exposition import serve
 from relay.log import event
 from relay.settings import Settings
 
@@ -35,7 +36,8 @@ class BatchProcessor:
     def __init__(self, settings: Settings) -> None:
         threads = settings.batch_open_lines + _SPARE_THREADS  # a line waits as a client's stream does
         ttl_s = min(settings.result_ttl_s, _LINE_TTL_S)
-        app = create_app(dataclasses.replace(settings, gateway_threads=2 * threads, result_ttl_s=ttl_s))
+        own = dataclasses.replace(settings, gateway_threads=2 * threads, result_ttl_s=ttl_s)
+        app = create_app(own, role="batches")
         self._service: Service = app.extensions[KEY]
         self._loopback = Loopback(app)
         self._open_lines = threading.Semaphore(settings.batch_open_lines)
@@ -54,6 +56,7 @@ class BatchProcessor:
             (self._sweep_parts, _SWEEP_S),
         ):
             threading.Thread(target=self._repeat, args=(what, every_s), daemon=True).start()
+        serve(self._service.meters.registry, self._service.settings)
         event(log, "ready", open_lines=self._service.settings.batch_open_lines)
         self._repeat(self._claim, _LOOK_S)
         self._leave()

@@ -11,7 +11,19 @@ from app.gateway.service import service
 
 # What a load balancer, Prometheus or a reader of the documentation asks for, and the console page without its
 # data. None of it tells of a request.
-OPEN = frozenset({"/health", "/ready", "/ping", "/metrics", "/version", "/openapi.json", "/docs", "/console"})
+OPEN = frozenset(
+    {
+        "/health",
+        "/ready",
+        "/ping",
+        "/metrics",
+        "/metrics/cluster",
+        "/version",
+        "/openapi.json",
+        "/docs",
+        "/console",
+    }
+)
 _OPEN_FOLDERS = ("/docs/", "/console/")
 
 

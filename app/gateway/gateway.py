@@ -27,6 +27,7 @@ from app.api import (
     tokenization,
 )
 from app.gateway import access, errors
+from app.gateway.cluster import cluster_registry
 from app.gateway.follow import Follower
 from app.gateway.keys import KeyRing
 from app.gateway.line import current_line
@@ -73,18 +74,20 @@ RESOURCES = (
 )
 _PROBE_TIMEOUT_S = 0.2
 _TRACE = re.compile(r"[\x21-\x7e]{1,128}")
-_QUIET = ("/health", "/ready", "/ping", "/metrics", "/v1/pools")
+_QUIET = ("/health", "/ready", "/ping", "/metrics", "/metrics/cluster", "/metrics/targets", "/v1/pools")
 
 
-def create_app(settings: Settings, ring: Callable[[Ring], object] | None = None) -> Flask:
-    """The WSGI app. `ring` sends a doorbell, by default through Celery.
+def create_app(
+    settings: Settings, ring: Callable[[Ring], object] | None = None, role: str = "gateway"
+) -> Flask:
+    """The WSGI app. `ring` sends a doorbell, by default through Celery. `role` is what metrics call this.
 
     Starts a thread, so call it after any fork. Raises ModelError when the model cannot be served.
     """
     app = Flask("kvrelay")
     app.config["MAX_CONTENT_LENGTH"] = settings.max_body_bytes
     app.json.sort_keys = False  # type: ignore[attr-defined]
-    app.extensions[KEY] = _service(settings, ring or _celery_ring())
+    app.extensions[KEY] = _service(settings, ring or _celery_ring(), role)
     errors.install(app)
     app.before_request(_begin)
     app.before_request(access.identify)
@@ -96,12 +99,13 @@ def create_app(settings: Settings, ring: Callable[[Ring], object] | None = None)
     return app
 
 
-def _service(settings: Settings, ring: Callable[[Ring], object]) -> Service:
+def _service(settings: Settings, ring: Callable[[Ring], object], role: str) -> Service:
     card = read_model_card(settings.model_path)
     tokenizer = Tokenizer.load(settings.model_path)
     rooms = Rooms(settings.redis_url, settings.model_name, settings.result_ttl_s * 1000)
     all_batches = Batches(rooms.redis, rooms.root)
     follower = Follower(TokenFeed(settings.redis_url, settings.model_name))
+    probe = probe_client(settings.redis_url, _PROBE_TIMEOUT_S)
     return Service(
         settings=settings,
         model=settings.model_name,
@@ -112,7 +116,8 @@ def _service(settings: Settings, ring: Callable[[Ring], object]) -> Service:
         rooms=rooms,
         tokens=TokenReader(settings.redis_url, settings.model_name),
         follower=follower,
-        meters=Meters(rooms, all_batches, follower),
+        meters=Meters(settings.model_name, role, follower),
+        cluster=cluster_registry(rooms, all_batches, probe, settings.model_name),
         keys=KeyRing.from_settings(settings),
         storage=Storage(settings),
         files=Files(rooms.redis, rooms.root),
@@ -120,7 +125,7 @@ def _service(settings: Settings, ring: Callable[[Ring], object]) -> Service:
         responses=Responses(rooms.redis, rooms.root),
         recent=Recent(),
         tracing=tracing(rooms, settings.model_name),
-        probe=probe_client(settings.redis_url, _PROBE_TIMEOUT_S),
+        probe=probe,
         ring=ring,
     )
 

@@ -14,6 +14,7 @@ from app.gateway.recent import Recent
 from app.gateway.storage import Storage
 from app.tracing.tracing import Tracing
 from relay.batches import Batches
+from relay.exposition import Registry
 from relay.files import Files
 from relay.grammar import Grammars
 from relay.request import Ring
@@ -40,6 +41,7 @@ class Service:
     tokens: TokenReader
     follower: Follower
     meters: Meters
+    cluster: Registry
     keys: KeyRing
     storage: Storage
     files: Files

@@ -154,8 +154,6 @@ def submit_all(
     _keep(service)
     replayed = submitted.outcome is SubmitOutcome.DUPLICATE
     service.meters.submitted.labels(kind, "replayed" if replayed else "accepted").inc()
-    if not replayed:
-        service.meters.prompt_tokens.inc(accepted.prompt_tokens)
     event(
         log,
         "submitted",

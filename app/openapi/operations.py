@@ -114,6 +114,8 @@ OPERATIONS = (
     Operation("POST", "/ping", "server", "An empty reply", None),
     Operation("GET", "/health", "server", "This process is there", shapes.Health),
     Operation("GET", "/ready", "server", "Could a request be served now?", shapes.Ready),
-    Operation("GET", "/metrics", "server", "For Prometheus", "text/plain"),
+    Operation("GET", "/metrics", "server", "For Prometheus: of this gateway", "text/plain"),
+    Operation("GET", "/metrics/cluster", "server", "For Prometheus: of all", "text/plain"),
+    Operation("GET", "/metrics/targets", "server", "Where to ask workers", list[shapes.Target]),
     Operation("GET", "/console", "server", "A page for people", "text/html"),
 )

@@ -242,6 +242,11 @@ class Worker(TypedDict):
     kv_tokens: int
 
 
+class Target(TypedDict):
+    targets: list[str]
+    labels: dict[str, str]
+
+
 class Server(TypedDict):
     version: str
     served_model_name: str

@@ -56,7 +56,7 @@ def test_a_call_without_a_known_key_is_refused(app: Flask, path: str) -> None:
         assert response.json["error"]["code"] == "invalid_api_key"
 
 
-@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics"])
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/metrics/cluster"])
 def test_what_watches_the_gateway_needs_no_key(app: Flask, path: str) -> None:
     assert call(app, "GET", path).status_code == 200
 

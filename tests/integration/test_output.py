@@ -13,6 +13,7 @@ from relay.sampling import SamplingParams
 from relay.tokenizer import Tokenizer
 from relay.tokens import TokenReader
 from tests.integration.scene import LONG_MS, claim
+from tests.meters import meters
 from tests.servers import RedisServer
 from workers.engine.messages import Ending, Produced, Sampled
 from workers.output import Close, Closed, Finished, Lost, Open, OutputThread
@@ -34,7 +35,8 @@ class Bench:
         self.rooms = rooms
         self.reader = TokenReader(url, model)
         self.outcomes: queue.SimpleQueue = queue.SimpleQueue()
-        self.output = OutputThread(rooms, tokenizer, self.outcomes.put)
+        self.meters = meters()
+        self.output = OutputThread(rooms, tokenizer, self.outcomes.put, self.meters)
         self.output.start()
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from relay.request import Claimed, Hold, Leg
 from relay.sampling import SamplingParams
 from relay.server_clock import ServerClock
 from relay.tokenizer import Tokenizer
+from tests.meters import meters
 from workers.engine.messages import Crashed, Ending, Produced, Sampled
 from workers.output import Close, Closed, Finished, Lost, Open, OutputThread
 
@@ -74,7 +75,8 @@ class Bench:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.rooms = FakeRooms()
         self.outcomes: queue.SimpleQueue = queue.SimpleQueue()
-        self.output = OutputThread(self.rooms, tokenizer, self.outcomes.put)
+        self.meters = meters()
+        self.output = OutputThread(self.rooms, tokenizer, self.outcomes.put, self.meters)
         self.put = self.output.put
 
     def open(self, key, emitted=(), **given) -> None:

@@ -28,7 +28,7 @@ def told(state: RoomState) -> list[TransferEvent]:
 def post_all(state: RoomState) -> list[Post]:
     posts = []
     while (post := state.due()) is not None:
-        state.posted(post)
+        state.posted(post, 0.0)
         posts.append(post)
     return posts
 
@@ -117,7 +117,7 @@ def test_random_walks_keep_the_promises() -> None:
                     assert done_blocks == set(ALL_BLOCKS)
                     assert not in_flight
                     assert lost == 0
-                state.posted(post)
+                state.posted(post, 0.0)
                 in_flight.append(post)
             elif action == "done" and in_flight:
                 post = in_flight.pop(rng.randrange(len(in_flight)))
@@ -165,7 +165,7 @@ def test_close_forbids_what_was_due_and_waits_for_what_was_posted() -> None:
     state.computed(PARTS[0])
     post = state.due()
     assert post is not None
-    state.posted(post)
+    state.posted(post, 0.0)
     state.close()
     assert state.due() is None
     assert told(state) == []
@@ -180,10 +180,10 @@ def test_an_error_is_told_once_and_never_settles_while_its_handle_is_open() -> N
     state.computed(PARTS[0])
     first, second = state.due(), None
     assert first is not None
-    state.posted(first)
+    state.posted(first, 0.0)
     second = state.due()
     assert second is not None
-    state.posted(second)
+    state.posted(second, 0.0)
     state.fail("first")
     state.fail("second")
     assert told(state) == [SendFailed(5, "first")]

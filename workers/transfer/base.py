@@ -44,6 +44,8 @@ class Sent(NamedTuple):
     descriptors: int  # pieces the pages went out in, neighbours merged
     exposed_us: int  # from the end of compute to the row's DONE
     sends: tuple[Stretch, ...] = ()  # when they were posted and DONE, monotonic seconds; the row is the last
+    flying_us: int = 0  # while a write of pages was in flight
+    posting_us: int = 0  # the calls that started them
 
 
 class SendFailed(NamedTuple):
@@ -72,6 +74,13 @@ TransferEvent = RoomEvent | Crashed
 def seal_nonce(nonce: str) -> int:
     """The first 60 bits of a claim's nonce (hex): what the seal repeats of it."""
     return int(nonce[:15], 16)
+
+
+class Handshakes(NamedTuple):
+    """Connections to peers that were made, and that could not be."""
+
+    ok: int = 0
+    failed: int = 0
 
 
 class KVSender(ABC):
@@ -131,6 +140,11 @@ class KVManager(ABC):
     @abstractmethod
     def agent_metadata(self) -> bytes:
         """What a peer needs to write into this pool; published in the worker's card."""
+
+    @property
+    @abstractmethod
+    def handshakes(self) -> Handshakes:
+        """So far; any thread may ask."""
 
     @abstractmethod
     def start(self, on_event: Callable[[TransferEvent], None]) -> None: ...

@@ -5,7 +5,15 @@ from collections.abc import Callable, Sequence
 
 from relay.geometry import Geometry, GeometryMismatch
 from workers.engine.messages import Computed
-from workers.transfer.base import Destination, KVManager, KVReceiver, KVSender, Seal, TransferEvent
+from workers.transfer.base import (
+    Destination,
+    Handshakes,
+    KVManager,
+    KVReceiver,
+    KVSender,
+    Seal,
+    TransferEvent,
+)
 from workers.transfer.memory import KVMemory
 from workers.transfer.metadata import unpack
 from workers.transfer.peer import Peer
@@ -38,6 +46,10 @@ class TransferManager(KVManager):
     @property
     def agent_metadata(self) -> bytes:
         return self._here.pack()
+
+    @property
+    def handshakes(self) -> Handshakes:
+        return self._thread.handshakes
 
     def start(self, on_event: Callable[[TransferEvent], None]) -> None:
         self._thread.start(on_event)

@@ -49,6 +49,7 @@ class RoomState:
         self.in_flight = 0
         self.blocks_done = 0
         self.descriptors = 0
+        self.posting_s = 0.0
         self._pages = tuple(pages)
         self._pool_pages = pool_pages
         self._peer_pages = 0
@@ -56,6 +57,8 @@ class RoomState:
         self._computed = np.zeros((layers, len(self._pages)), np.bool_)
         self._parts: deque[Computed] = deque()  # computed, not yet turned into indices
         self._rest: PagePost | None = None  # of the part that is being posted
+        self._flying_since = 0.0
+        self._flying_s = 0.0
         self._seal: Seal | None = None
         self._seal_at = 0.0
         self._row_posted = False
@@ -113,9 +116,11 @@ class RoomState:
         if self.error is None and not self.complete:
             self.error = error
 
-    def posted(self, post: Post) -> None:
-        """`post`, which was due, is about to start."""
+    def posted(self, post: Post, now: float) -> None:
+        """`post`, which was due, is about to start; what it needs was made since `now`, monotonic seconds."""
         assert self._open
+        if not self.in_flight:
+            self._flying_since = now
         self.in_flight += 1
         if isinstance(post, RowPost):
             self._row_posted = True
@@ -131,8 +136,10 @@ class RoomState:
         self.in_flight -= 1
         if isinstance(post, RowPost):
             self._row_done_at = now
-        else:
-            self.blocks_done += len(post.local)
+            return
+        self.blocks_done += len(post.local)
+        if not self.in_flight:
+            self._flying_s += now - self._flying_since
 
     # ---- what follows
 
@@ -202,8 +209,14 @@ class RoomState:
         if self.error is not None and SendFailed not in self._told:
             return SendFailed(self.room, self.error)
         if self._row_done_at is not None and not self.closed and Sent not in self._told:
-            exposed_us = round((self._row_done_at - self._seal_at) * 1e6)
-            return Sent(self.room, self.blocks_done * block_bytes, self.descriptors, exposed_us)
+            return Sent(
+                self.room,
+                self.blocks_done * block_bytes,
+                self.descriptors,
+                exposed_us=round((self._row_done_at - self._seal_at) * 1e6),
+                flying_us=round(self._flying_s * 1e6),
+                posting_us=round(self.posting_s * 1e6),
+            )
         if self.closed and self.in_flight == 0 and Settled not in self._told:
             return Settled(self.room)
         return None

@@ -13,7 +13,7 @@ import numpy as np
 from relay.log import event
 from relay.stretches import Stretch
 from workers.engine.messages import Crashed
-from workers.transfer.base import Destination, SendFailed, Sent, TransferEvent
+from workers.transfer.base import Destination, Handshakes, SendFailed, Sent, TransferEvent
 from workers.transfer.memory import KVMemory
 from workers.transfer.metadata import ROW_BYTES, pack
 from workers.transfer.peer import Peer
@@ -39,6 +39,7 @@ class TransferThread:
     ) -> None:
         assert memory.kind == "DRAM" or not digest, "the digest reads host memory: turn it off on a GPU"
         self.posts_until_s = math.inf
+        self.handshakes = Handshakes()  # replaced as a whole
         self._transport = transport
         self._memory = memory
         self._source_rows = source_rows
@@ -52,6 +53,7 @@ class TransferThread:
         self._sends: dict[int, Send] = {}
         self._receiving: dict[int, float] = {}  # room -> how long to sleep between two looks
         self._broken: set[str] = set()
+        self._connected: set[str] = set()
         self._stopping = False
 
     def start(self, on_event: Callable[[TransferEvent], None]) -> None:
@@ -148,7 +150,8 @@ class TransferThread:
 
     def _post(self, send: Send) -> bool:
         post = send.state.due()
-        if post is None or time.monotonic() >= self.posts_until_s:
+        began = time.monotonic()
+        if post is None or began >= self.posts_until_s:
             return False
         try:
             flight = self._make(send, post)
@@ -157,10 +160,12 @@ class TransferThread:
             return True
         if flight is None:
             return False
-        send.state.posted(post)
+        send.state.posted(post, began)
         send.flights.append(flight)
         try:
-            if self._transport.post(flight.handle):
+            landed = self._transport.post(flight.handle)
+            send.state.posting_s += time.monotonic() - began
+            if landed:
                 self._land(send, flight)
         except TransportError as error:
             self._lose(send, flight, error)
@@ -246,7 +251,18 @@ class TransferThread:
             return
         if peer.boot in self._broken:
             self._forget(peer.boot, f"connected anew to decode worker {peer.boot}", keep=send)
-        self._transport.connect(peer)
+        if peer.boot not in self._connected:
+            self._connect(peer)
+
+    def _connect(self, peer: Peer) -> None:
+        ok, failed = self.handshakes
+        try:
+            self._transport.connect(peer)
+        except TransportError:
+            self.handshakes = Handshakes(ok, failed + 1)
+            raise
+        self.handshakes = Handshakes(ok + 1, failed)
+        self._connected.add(peer.boot)
 
     def _act(self, room: int, action: Callable[[Send], None]) -> None:
         send = self._sends.get(room)
@@ -262,6 +278,7 @@ class TransferThread:
         """Drop the connection to a peer; its rooms (but `keep`) fail, and what they have in flight stays
         unproven."""
         self._broken.discard(boot)
+        self._connected.discard(boot)
         for send in [send for send in self._sends.values() if send.peer == boot and send is not keep]:
             send.state.fail(error)
             send.peer_gone = True

@@ -18,7 +18,9 @@ from tests.gateway_rig import (
     GatewayProcess,
     ScriptedWorker,
     eventually,
+    scraped,
 )
+from tests.samples import value_of
 from tests.servers import RedisServer
 
 MODEL = f"batches-{secrets.token_hex(4)}"
@@ -187,9 +189,9 @@ def test_lines_are_few_at_a_time_and_others_overtake_them(
 ) -> None:
     batch = start(client, as_file(chat_lines(50)))
     eventually(lambda: len(_open(rooms)) == OPEN_LINES, "the first lines are submitted")
-    meters = gateway.call("GET", "/metrics").raw.decode()
-    assert 'kvrelay_open_batches{status="in_progress"} 1.0' in meters
-    assert "kvrelay_batch_lines_left 50.0" in meters
+    cluster = scraped(gateway, "/metrics/cluster")
+    assert value_of(cluster, "kvrelay_open_batches", status="in_progress") == 1
+    assert value_of(cluster, "kvrelay_batch_lines_left") == 50
     mine = gateway.call("POST", "/v1/requests", {"prompt": "now", "max_tokens": 1}).body["id"]
     assert worker.claim().hold.request_id == mine
     assert len(_open(rooms)) == OPEN_LINES + 1, "no line more"

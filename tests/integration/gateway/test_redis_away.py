@@ -16,6 +16,7 @@ from tests.gateway_rig import (
     ScriptedWorker,
     default_tokenizer,
     eventually,
+    scraped,
     wait_for_followers,
     words,
 )
@@ -175,7 +176,9 @@ def test_without_redis_nothing_is_accepted_and_health_says_why(
         assert gateway.call("GET", "/v1/requests/req-1").status == 503
         assert gateway.call("GET", "/health").status == 200
         assert gateway.call("GET", "/ready").body == {"ready": False, "missing": ["redis"]}
-        assert "kvrelay_redis_up 0.0" in gateway.call("GET", "/metrics").raw.decode()
+        cluster = scraped(gateway, "/metrics/cluster")
+        assert [(sample.name, sample.value) for sample in cluster] == [("kvrelay_redis_up", 0)]
+        assert gateway.call("GET", "/metrics").status == 200
         server.start()
         eventually(lambda: ready(gateway), "readiness")
 

@@ -20,9 +20,11 @@ from tests.gateway_rig import (
     GatewayProcess,
     Reply,
     ScriptedWorker,
+    scraped,
     wait_for_followers,
     words,
 )
+from tests.samples import value_of
 from tests.servers import RedisServer
 
 MODEL = f"gateway-{secrets.token_hex(4)}"
@@ -490,17 +492,29 @@ def test_what_no_living_pool_can_hold_is_refused(gateway: GatewayProcess, rooms:
             assert shape_of_error(reply) == (400, "exceeds_kv_capacity")
 
 
-def test_metrics_show_workers_queues_and_counts(gateway: GatewayProcess, worker: ScriptedWorker) -> None:
+def test_metrics_show_workers_queues_and_counts(
+    gateway: GatewayProcess, worker: ScriptedWorker, model: str
+) -> None:
     submit(gateway)
-    text = gateway.call("GET", "/metrics").raw.decode()
-    for line in (
-        'kvrelay_queue_length{leg="prefill"} 1.0',
-        'kvrelay_workers{role="unified"} 1.0',
-        f'kvrelay_kv_pages{{role="unified",state="free",worker="unified@test"}} {float(LOAD.free_pages)}',
-        "kvrelay_redis_up 1.0",
+    cluster = scraped(gateway, "/metrics/cluster")
+    for name, value, labels in (
+        ("kvrelay_queue_length", 1, {"leg": "prefill", "kind": "client"}),
+        ("kvrelay_queue_length", 0, {"leg": "prefill", "kind": "batch"}),
+        ("kvrelay_workers", 1, {"role": "unified"}),
+        ("kvrelay_worker_pages", LOAD.free_pages, {"worker": "unified@test", "state": "free"}),
+        ("kvrelay_redis_up", 1, {}),
     ):
-        assert line in text
-    assert 'kvrelay_requests_total{kind="request",outcome="accepted"}' in text
+        assert value_of(cluster, name, **labels) == value
+    own = scraped(gateway, "/metrics")
+    assert value_of(own, "kvrelay_requests_total", kind="request", outcome="accepted") >= 1
+    assert {sample.labels["model_name"] for sample in own + cluster} == {model}
+    assert not {sample.name for sample in own} & {sample.name for sample in cluster}, "nothing is told twice"
+    assert gateway.call("GET", "/metrics/targets").body == [
+        {
+            "targets": ["10.0.0.1:9400"],
+            "labels": {"__meta_kvrelay_role": "unified", "__meta_kvrelay_worker": "unified@test"},
+        }
+    ]
 
 
 def test_a_claim_after_a_retraction_continues_the_stream(
