@@ -73,7 +73,7 @@ class System:
 
 def _program(command: list[str]) -> str:
     if "-n" in command:
-        return command[command.index("-n") + 1].split("@")[0]
+        return command[command.index("-n") + 1].split(".")[0]
     for word in ("gunicorn", "flower", "valkey", "batches"):
         if any(word in part for part in command):
             return word

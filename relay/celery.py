@@ -97,7 +97,7 @@ def ring(bell: Ring) -> bool:
             task_id=f"{bell.request_id}:{bell.leg}:{secrets.token_hex(4)}",
             queue=queue_of(bell.leg, _model_name()),
             headers={RUNG_AT: time.time()},
-            argsrepr=f"({bell.request_id!r}, {bell.prompt_tokens} tok)",
+            argsrepr=_shown(bell),
             kwargsrepr="{}",
             retry=False,
         )
@@ -118,6 +118,15 @@ def flush_cache(workers: Sequence[str]) -> dict[str, int]:
         FLUSH_CACHE, destination=list(workers), reply=True, limit=len(workers), timeout=_CONTROL_S
     )
     return {name: pages for reply in replies or [] for name, pages in reply.items()}
+
+
+def _shown(bell: Ring) -> str:
+    """What Flower shows for arguments. Who hands a doorbell back does not know the size of its prompt."""
+    return (
+        f"({bell.request_id!r}, {bell.prompt_tokens} tok)"
+        if bell.prompt_tokens
+        else f"({bell.request_id!r},)"
+    )
 
 
 @cache

@@ -4,10 +4,17 @@ import socket
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
-from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from prometheus_client import (
+    CollectorRegistry,
+    ProcessCollector,
+    disable_created_metrics,
+    start_http_server,
+)
 from prometheus_client.core import Metric
 
 from relay.settings import Settings, SettingsError
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a series more for each that nobody plots
 
 
 class Registry(CollectorRegistry):

@@ -219,7 +219,7 @@ class Relay:
         return getattr(asked, what)() or {}
 
     def engines(self) -> list[dict[str, Any]]:
-        return [answer["pool"]["engine"] for answer in self.inspect("stats").values()]
+        return [answer["pool"] for answer in self.inspect("stats").values()]
 
     def tasks(self) -> set[tuple[str, str]]:
         """(task, request id) of what runs."""

@@ -26,21 +26,26 @@ _PIECES = (10, 20, 30, 50, 75, 100, 200, 400, 1000, 2000, 4000, 10000, 20000, 50
 
 class Meters:
     """What threads count as it happens, each series by one thread. Latencies and sizes are those of requests
-    that a client waits for, by the server's clock; lines of batches are only counted."""
+    that a client waits for, by the server's clock; lines of batches are only counted.
+
+    What a role never does is not shown: a prefill worker emits nothing, the others send no KV."""
 
     def __init__(self, settings: Settings, registry: CollectorRegistry) -> None:
         self._slo_ttft_ms = settings.slo_ttft_ms
         self._slo_tpot_ms = settings.slo_tpot_ms
 
+        shown: CollectorRegistry | None = registry
+
         def counter(name: str, about: str, *labels: str) -> Counter:
-            return Counter(f"kvrelay_{name}", about, labels, registry=registry)
+            return Counter(f"kvrelay_{name}", about, labels, registry=shown)
 
         def histogram(name: str, about: str, buckets: Collection[float]) -> Histogram:
-            return Histogram(f"kvrelay_{name}", about, buckets=tuple(buckets), registry=registry)
+            return Histogram(f"kvrelay_{name}", about, buckets=tuple(buckets), registry=shown)
 
         self._doorbell_s = histogram(
             "doorbell_seconds", "From sending a doorbell to its arrival in the pool", _HOP_S
         )
+        shown = registry if settings.role != "prefill" else None
         self._tokens = counter("generation_tokens", "Tokens that went to Redis, where clients read them")
         self._token_s = histogram("inter_token_latency_seconds", "Between two tokens of a request", _TOKEN_S)
         self._first_token_s = histogram(
@@ -66,6 +71,7 @@ class Meters:
         self._slo = counter(
             "slo_requests", "Finished, by whether SLO_TTFT_MS and SLO_TPOT_MS were met", "ttft", "tpot"
         )
+        shown = registry if settings.role == "prefill" else None
         self._flying_s = histogram(
             "nixl_xfer_time_seconds", "Of one prompt's KV: while a write of it was in flight", _HOP_S
         )

@@ -53,7 +53,7 @@ class EngineHost(Protocol):
         """Running tasks plus how many more could be taken now; never below what is running, at least 1."""
 
     def stats(self) -> dict[str, Any]:
-        """Counters for `celery inspect stats`; plain JSON."""
+        """State and counters of the engine, for `celery inspect stats` and Flower; plain JSON, flat."""
 
     def flush_cache(self) -> int:
         """Forget the prefix cache before the next step. How many pages it has now."""
@@ -256,9 +256,8 @@ class EnginePool(BasePool):  # type: ignore[misc]
     def _get_info(self) -> dict[str, Any]:
         info: dict[str, Any] = super()._get_info()
         info["max-concurrency"] = self.num_processes
-        info["running"] = len(self._running)
-        info["engine"] = self._host.stats() if self._host is not None else {}
-        return info
+        info["tasks"] = len(self._running)
+        return info | (self._host.stats() if self._host is not None else {})  # Flower shows a row for each
 
 
 def _rung_at(task: Task) -> float:

@@ -160,7 +160,8 @@ class Worker:
 
     def stats(self) -> dict[str, Any]:
         engine = self._engine.headroom._asdict() | self._engine.stats._asdict()
-        return {"boot": self._boot, "role": self._settings.role} | engine
+        rounded = {name: round(value, 3) for name, value in engine.items()}
+        return {"boot": self._boot, "role": self._settings.role} | rounded
 
     def flush_cache(self) -> int:
         self._engine.submit(Flush())

@@ -1,8 +1,11 @@
 """`kvrelay flower`."""
 
+from pathlib import Path
+
 import click
 
 from app.launch import programs
+from app.launch.checks import check_folder
 from relay.settings import Settings
 
 
@@ -10,6 +13,5 @@ from relay.settings import Settings
 def flower() -> None:
     """Run Flower, which shows the running legs."""
     settings = Settings.from_env()
-    programs.become(
-        programs.flower_command(settings.host, settings.flower_port), programs.flower_env(settings.host)
-    )
+    check_folder(Path(settings.var_dir))
+    programs.become(programs.flower_command(settings), programs.flower_env(settings.host))

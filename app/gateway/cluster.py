@@ -11,6 +11,7 @@ from redis.exceptions import RedisError
 
 from relay.batches import Batches
 from relay.exposition import Registry
+from relay.request import Leg, Why
 from relay.rooms import Rooms
 from relay.routing import ROLES
 from relay.worker_card import WorkerCard
@@ -26,6 +27,18 @@ _COUNTS = {
     "returned": ("legs_returned", "Legs that went back to their queue", ["leg", "reason"]),
     "lease": ("leases", "Leases granted, renewed, expired; writes refused by their fence", ["event"]),
     "registered": ("worker_registrations", "Workers that came, or came back", ["role"]),
+}
+
+
+# A counter that first appears when it has counted seems to have risen by nothing.
+_NEVER = {
+    **{("lease", event): 0 for event in ("granted", "renewed", "expired", "fenced")},
+    **{
+        ("returned", leg, why): 0
+        for leg in (Leg.PREFILL, Leg.DECODE)
+        for why in (*Why, "unlisted", "expired")
+    },
+    **{("registered", role): 0 for role in ROLES},
 }
 
 
@@ -87,7 +100,7 @@ class _Cluster(Collector):
         counts = self._rooms.counts()
         for key, (name, about, labels) in _COUNTS.items():
             family = CounterMetricFamily(f"kvrelay_{name}", about, labels=labels)
-            for (what, *values), times in counts.items():
+            for (what, *values), times in sorted((_NEVER | counts).items()):
                 if what == key:
                     family.add_metric(values, times)
             yield family

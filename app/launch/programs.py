@@ -1,15 +1,19 @@
 """The command lines of every process of kvrelay, the same for the launcher, a container or a unit file."""
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
 from relay.routing import queue_for
-from relay.settings import variable
+from relay.settings import Settings, variable
 
 VALKEY_MAX_MEMORY = "1gb"
+FLOWER_SAVES_MS = 30_000  # beside the end of the process
+FLOWER_TASKS = 10_000
+_UNSAFE = re.compile(r"[^\w.-]")
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -31,7 +35,7 @@ def batches_command() -> list[str]:
 def worker_command(role: str, model: str, name: str | None = None) -> list[str]:
     """A Celery worker with the engine as its pool. It also needs `worker_env`."""
     celery = [sys.executable, "-m", "celery", "-q", "-A", "workers.app", "worker"]
-    node = f"{name or role}@%h"
+    node = f"{name or role}.{_UNSAFE.sub('-', model)}@%h"  # other models may share host and broker
     return [
         *(*celery, "-P", "custom", "-c", "1", "-Q", queue_for(role, model), "-n", node),
         *("-E", "--without-gossip", "--without-mingle"),
@@ -42,10 +46,14 @@ def worker_env(role: str) -> dict[str, str]:
     return {"ROLE": role, "CELERY_CUSTOM_WORKER_POOL": "workers.pool:EnginePool"}
 
 
-def flower_command(host: str, port: int) -> list[str]:
+def flower_command(settings: Settings) -> list[str]:
+    """It remembers tasks over a restart in a file of VAR_DIR, which must be there."""
     return [
         *(sys.executable, "-m", "celery", "-q", "-A", "relay.celery", "flower"),
-        *(f"--address={host}", f"--port={port}", "--inspect_timeout=3000", "--purge_offline_workers=60"),
+        *(f"--address={settings.host}", f"--port={settings.flower_port}", "--inspect_timeout=3000"),
+        *("--persistent=True", f"--db={Path(settings.var_dir).absolute() / 'flower'}"),
+        *(f"--state_save_interval={FLOWER_SAVES_MS}", f"--max_tasks={FLOWER_TASKS}"),
+        *("--purge_offline_workers=60", "--tasks_columns=name,args,state,received,runtime,result,worker"),
     ]
 
 

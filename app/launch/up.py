@@ -120,11 +120,11 @@ class Launcher:
         workers = self._start_workers(env)
         self._run("gateway", programs.gateway_command(), env, grace_s=settings.grace_s + _SETTLE_S)
         for i in range(1, settings.batch_processors + 1):
-            self._run(f"batches-{i}", programs.batches_command(), env)
+            self._run(f"batches-{i}", programs.batches_command(), env | self._metrics_env(workers + i - 1))
         while missing := self._missing():
             self._wait(f"starting: {self._progress()}; waiting for {', '.join(missing)}")
         # Flower asks the workers once about themselves, so it starts after them.
-        flower = programs.flower_command(settings.host, settings.flower_port)
+        flower = programs.flower_command(settings)
         self._run("flower", flower, env | programs.flower_env(settings.host))
         while not _fetch(f"{self._flower_url}/healthcheck"):
             self._wait("starting Flower")
@@ -164,11 +164,17 @@ class Launcher:
                 {"THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
                 | env
                 | programs.worker_env(role)
-                | gpu_env(gpus, n, len(workers), settings.gpu_memory_fraction),
+                | gpu_env(gpus, n, len(workers), settings.gpu_memory_fraction)
+                | self._metrics_env(n),
                 cores=share,
                 grace_s=settings.grace_s + _SETTLE_S,
             )
         return len(workers)
+
+    def _metrics_env(self, n: int) -> dict[str, str]:
+        """The n-th process that answers Prometheus has the n-th port from METRICS_PORT on."""
+        port = self._settings.metrics_port
+        return {"METRICS_PORT": str(port + n)} if port else {}
 
     def _heard_in_flower(self) -> int:
         """How many workers Flower has had a heartbeat from."""

@@ -277,7 +277,7 @@ class Cluster:
         """What `celery inspect stats` says of each worker's engine at this moment."""
         alive = sum(worker.alive for worker in self.workers)
         answers = self.app.control.inspect(timeout=2.0, limit=alive).stats() or {}
-        return [answer["pool"]["engine"] for answer in answers.values()]
+        return [answer["pool"] for answer in answers.values()]
 
     def keys(self, pattern: str) -> list[str]:
         found: Any = self.rooms.redis.scan_iter(f"{self.rooms.root}:{pattern}", count=1000)

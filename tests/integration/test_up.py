@@ -58,7 +58,8 @@ class Up:
     def pid(self, name: str) -> int | None:
         """The living process of one of its workers."""
         for pid in marked(self.mark):
-            if f"{name}@%h".encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if any(word.startswith(f"{name}.".encode()) and word.endswith(b"@%h") for word in words):
                 return pid
         return None
 

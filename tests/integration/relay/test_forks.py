@@ -25,7 +25,7 @@ SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": 1234, "ignore_eos": True}
 
 
 def engine(relay: Relay, role: str) -> dict[str, Any]:
-    pools = [answer["pool"]["engine"] for answer in relay.inspect("stats").values()]
+    pools = [answer["pool"] for answer in relay.inspect("stats").values()]
     (found,) = [pool for pool in pools if pool["role"] == role]
     return found
 
