@@ -5,7 +5,6 @@ from pathlib import Path
 import click
 
 from app.launch import programs
-from app.launch.checks import check_folder
 from relay.settings import Settings
 
 
@@ -13,5 +12,5 @@ from relay.settings import Settings
 def flower() -> None:
     """Run Flower, which shows the running legs."""
     settings = Settings.from_env()
-    check_folder(Path(settings.var_dir))
+    Path(settings.var_dir).mkdir(parents=True, exist_ok=True)
     programs.become(programs.flower_command(settings), programs.flower_env(settings.host))
