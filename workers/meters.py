@@ -21,6 +21,7 @@ _TOKEN_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15,
 _STAGE_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 40, 60, 120, 300, 600, 1800)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 _BYTES = tuple(2.0**power for power in range(11, 35, 2))
+_VERDICTS = ("met", "missed")
 _PIECES = (10, 20, 30, 50, 75, 100, 200, 400, 1000, 2000, 4000, 10000, 20000, 50000)
 
 
@@ -71,6 +72,9 @@ class Meters:
         self._slo = counter(
             "slo_requests", "Finished, by whether SLO_TTFT_MS and SLO_TPOT_MS were met", "ttft", "tpot"
         )
+        for ttft in _VERDICTS:
+            for tpot in _VERDICTS:
+                self._slo.labels(ttft, tpot)  # shown from the start: 0 of them
         shown = registry if settings.role == "prefill" else None
         self._flying_s = histogram(
             "nixl_xfer_time_seconds", "Of one prompt's KV: while a write of it was in flight", _HOP_S

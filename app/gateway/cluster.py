@@ -9,9 +9,9 @@ from prometheus_client.registry import Collector
 from redis import Redis
 from redis.exceptions import RedisError
 
-from relay.batches import Batches
+from relay.batches import Batches, BatchStatus
 from relay.exposition import Registry
-from relay.request import Leg, Why
+from relay.request import Leg, State, Why
 from relay.rooms import Rooms
 from relay.routing import ROLES
 from relay.worker_card import WorkerCard
@@ -36,6 +36,7 @@ _NEVER = {
     **{("lease", event): 0 for event in ("granted", "renewed", "expired", "fenced")},
     **{("returned", leg, why): 0 for leg in _LEGS for why in (*Why, "unlisted", "expired")},
     **{("registered", role): 0 for role in ROLES},
+    ("ended", State.FAILED, "timeout", State.QUEUED): 0,
 }
 
 
@@ -105,8 +106,10 @@ class _Cluster(Collector):
     def _open_batches(self) -> Iterator[Metric]:
         found = self._batches.open()
         batches = GaugeMetricFamily("kvrelay_open_batches", "Batches that have not ended", labels=["status"])
-        for status, count in Tally(batch.status for batch in found).items():
-            batches.add_metric([status], count)
+        tally = Tally(batch.status for batch in found)
+        for status in BatchStatus:
+            if not status.terminal:
+                batches.add_metric([status], tally[status])
         yield batches
         left = sum((batch.total or 0) - batch.completed - batch.failed for batch in found)
         yield GaugeMetricFamily("kvrelay_batch_lines_left", "Lines of batches without a result", value=left)

@@ -1,0 +1,151 @@
+"""What deploy/ gives to Prometheus and Grafana, tried on a Prometheus that scrapes a relay under load."""
+
+import json
+import math
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from tests.gateway_rig import GatewayProcess
+from tests.prometheus import DEPLOY, RULES, Prometheus, tool
+from tests.relay_rig import Relay, tiny_model
+from tests.servers import RedisServer, free_port
+
+DASHBOARDS = sorted((DEPLOY / "grafana" / "dashboards").glob("*.json"))
+WINDOW = "10s"  # for Grafana's $__rate_interval
+PROMPT = list(range(3, 100))
+
+
+def panels(dashboard: Path) -> list[dict[str, Any]]:
+    return [panel for panel in json.loads(dashboard.read_text())["panels"] if panel["type"] != "row"]
+
+
+EXPRESSIONS = [
+    pytest.param(target["expr"], id=f"{dashboard.stem}: {panel['title']} {target['refId']}")
+    for dashboard in DASHBOARDS
+    for panel in panels(dashboard)
+    for target in panel["targets"]
+]
+
+
+@pytest.fixture(scope="module")
+def relay(valkey: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Relay]:
+    tool("prometheus")
+    folder = tmp_path_factory.mktemp("monitored")
+    relay = Relay(valkey, folder, "monitored", MODEL=str(tiny_model(folder / "model")))
+    for role in ("prefill", "decode"):
+        relay.start(role, METRICS_PORT=str(free_port()))
+    relay.ready()
+    yield relay
+    relay.close()
+
+
+@pytest.fixture(scope="module")
+def gateway(
+    valkey: RedisServer, relay: Relay, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GatewayProcess]:
+    folder = tmp_path_factory.mktemp("gateway")
+    with GatewayProcess(valkey.url, relay.model, folder / "log", MODEL=relay.env["MODEL"]) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def prometheus(gateway: GatewayProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """It has seen requests of each outcome, and more come while the tests ask."""
+    stop = threading.Event()
+
+    def load() -> None:
+        while not stop.wait(0.05):
+            body = {"prompt": PROMPT, "max_tokens": 24, "ignore_eos": True}
+            gateway.call("POST", "/v1/completions", body)
+            request_id = gateway.call("POST", "/v1/requests", body | {"max_tokens": 400}).body["id"]
+            gateway.call("DELETE", f"/v1/requests/{request_id}")
+
+    thread = threading.Thread(target=load)
+    with Prometheus(tmp_path_factory.mktemp("prometheus"), f"127.0.0.1:{gateway.port}") as running:
+        thread.start()
+        running.wait_for(f"sum(rate(kvrelay_generation_tokens_total[{WINDOW}]))")
+        running.wait_for(f'sum(rate(kvrelay_requests_ended_total{{state="cancelled"}}[{WINDOW}]))')
+        yield running
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_every_panel_has_data(prometheus: Prometheus, expression: str) -> None:
+    asked = expression.replace("$model_name", "monitored").replace("$__rate_interval", WINDOW)
+    found = prometheus.query(asked)
+    assert found
+    assert any(math.isfinite(float(series["value"][1])) for series in found), found
+
+
+def test_every_rule_is_evaluated_and_none_wakes_anybody(prometheus: Prometheus) -> None:
+    prometheus.wait_for("kvrelay:missed:ratio_rate5m >= bool 0")
+    groups = prometheus.get("rules")["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    assert {rule["health"] for rule in rules} == {"ok"}
+    assert [rule["name"] for rule in rules if rule.get("alerts")] == []
+
+
+def test_vllms_names_are_there_and_say_the_same(prometheus: Prometheus) -> None:
+    groups = prometheus.get("rules")["groups"]
+    names = [rule["name"] for group in groups if group["name"] == "vllm" for rule in group["rules"]]
+    assert [name for name in names if not prometheus.query(name)] == []
+    prometheus.wait_for("histogram_quantile(0.9, sum by (le) (vllm:time_to_first_token_seconds_bucket))")
+
+
+def test_what_is_counted_adds_up(prometheus: Prometheus) -> None:
+    """Of the requests that finished, each was counted in Redis and in one worker, with its tokens."""
+
+    def total(expression: str) -> float:
+        (series,) = prometheus.query(f"sum({expression})")
+        return float(series["value"][1])
+
+    for found, expected in (
+        ("kvrelay_request_success_total", 'kvrelay_requests_ended_total{state="finished"}'),
+        ("kvrelay_e2e_request_latency_seconds_count", "kvrelay_request_success_total"),
+        ("kvrelay_slo_requests_total", "kvrelay_request_success_total"),
+        ("kvrelay_request_generation_tokens_sum", "24 * kvrelay_request_success_total"),
+        ("kvrelay_request_prompt_tokens_sum", f"{len(PROMPT)} * kvrelay_request_success_total"),
+        ("kvrelay_nixl_bytes_transferred_count", "kvrelay_nixl_num_descriptors_count"),
+    ):
+        # They are scraped at different moments, while requests go on: apart by a few at most.
+        assert total(found) == pytest.approx(total(expected), rel=0.5), found
+    assert total("kvrelay_handshakes_total") == total('kvrelay_handshakes_total{outcome="ok"}') == 1
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_dashboards_hold_nothing_that_grafana_does_not_know(path: Path) -> None:
+    """Grafana's own types keep every field of them."""
+    register_default_plugins()
+    written = json.loads(path.read_text())
+    read = json.loads(JSONEncoder().encode(Dashboard.from_json(written)))
+    assert _lost(written, read) == []
+    assert len({panel["id"] for panel in written["panels"]}) == len(written["panels"])
+
+
+def _lost(written: Any, read: Any, place: str = "") -> list[str]:
+    if isinstance(written, dict) and isinstance(read, dict):
+        return [lost for name in written for lost in _lost(written[name], read.get(name), f"{place}.{name}")]
+    if isinstance(written, list) and isinstance(read, list) and len(written) == len(read):
+        pairs = enumerate(zip(written, read))
+        return [lost for i, (a, b) in pairs for lost in _lost(a, b, f"{place}[{i}]")]
+    return [] if written == read or written is None else [f"{place}: {written} became {read}"]
+
+
+def test_rules_and_configuration_are_valid() -> None:
+    promtool, folder = tool("promtool"), DEPLOY / "prometheus"
+    for arguments in (
+        ["check", "config", str(folder / "prometheus.yml")],
+        ["check", "rules", *RULES],
+        ["test", "rules", str(folder / "tests" / "alerts_test.yml")],
+    ):
+        done = subprocess.run([promtool, *arguments], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
