@@ -57,7 +57,8 @@ COPY . /src
 RUN python3 -m pip --python /opt/packages/bin/python install -q --no-deps --target /opt/kvrelay /src
 
 FROM ${BASE}
-RUN useradd --uid 10001 --create-home kvrelay && install -d -o kvrelay /data /data/valkey /data/files /run/kvrelay
+RUN useradd --uid 10001 --create-home kvrelay \
+ && install -d -o kvrelay /data /data/valkey /data/files /data/flower /run/kvrelay
 COPY --from=packages /opt/packages /opt/packages
 COPY --from=built /opt/kvrelay /opt/kvrelay
 COPY deploy/valkey.conf /etc/kvrelay/

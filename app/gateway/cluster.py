@@ -34,7 +34,7 @@ _LEGS = (Leg.PREFILL, Leg.DECODE)
 # A counter that first appears when it has counted seems to have risen by nothing.
 _NEVER = {
     **{("lease", event): 0 for event in ("granted", "renewed", "expired", "fenced")},
-    **{("returned", leg, why): 0 for leg in _LEGS for why in (*Why, "unlisted", "expired")},
+    **{("returned", leg, why): 0 for leg in _LEGS for why in (*Why, "forgotten", "expired")},
     **{("registered", role): 0 for role in ROLES},
     ("ended", State.FAILED, "timeout", State.QUEUED): 0,
 }

@@ -47,11 +47,13 @@ def worker_env(role: str) -> dict[str, str]:
 
 
 def flower_command(settings: Settings) -> list[str]:
-    """It remembers tasks over a restart in a file of VAR_DIR, which must be there."""
+    """It remembers tasks over a restart, in a folder of VAR_DIR. Raises OSError when that cannot be made."""
+    folder = Path(settings.var_dir).absolute() / "flower"
+    folder.mkdir(parents=True, exist_ok=True)
     return [
         *(sys.executable, "-m", "celery", "-q", "-A", "relay.celery", "flower"),
         *(f"--address={settings.host}", f"--port={settings.flower_port}", "--inspect_timeout=3000"),
-        *("--persistent=True", f"--db={Path(settings.var_dir).absolute() / 'flower'}"),
+        *("--persistent=True", f"--db={folder / 'state'}"),
         *(f"--state_save_interval={FLOWER_SAVES_MS}", f"--max_tasks={FLOWER_TASKS}"),
         *("--purge_offline_workers=60", "--tasks_columns=name,args,state,received,runtime,result,worker"),
     ]

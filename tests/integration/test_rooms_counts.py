@@ -60,7 +60,7 @@ def test_the_first_token_and_the_end_are_told_once_and_not_of_batches(rooms: Roo
     assert told.milestone.ended >= told.milestone.first_token
     assert told.milestone.prefill_end > told.milestone.prefill_start
     assert (told.milestone.prompt_tokens, told.milestone.completion_tokens) == (5, 3)
-    assert told.milestone.cached_tokens == PREFILLED.cached_tokens
+    assert told.milestone.cached_tokens == PREFILLED.stamps.cached_tokens
     assert rooms.emit([last])[0].milestone is None
 
     line = claim_of(rooms, rooms.submit(submission(priority=BATCH_PRIORITY)).request_id)
