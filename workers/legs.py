@@ -117,9 +117,9 @@ class Legs(ABC):
     def make_room(self) -> None:
         """A retracted request waits in the queue and does not fit here."""
 
-    @abstractmethod
     def pinned_pages(self) -> int:
-        """Pages that a peer may write by right, or that wait to be sent to one or are."""
+        """Pages that a peer writes, or that are sent to one."""
+        return 0
 
     def unproven(self) -> Collection[Unproven]:
         """Pages that wait for proof that no write touches them any more."""
