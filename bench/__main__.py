@@ -15,6 +15,7 @@ NAMES = (
     "kernels",
     "accuracy",
     "overhead",
+    "scraped",
     "latency",
     "serving",
     "interference",
