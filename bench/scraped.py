@@ -46,7 +46,7 @@ def run() -> None:
             assert bool(scrapes) is scraped
     without, with_scrapes = (statistics.median(rates[kind]) for kind in (False, True))
     show(
-        f"{STREAMS} streams of {TOKENS} tokens, all processes scraped each {EVERY_S:g} s, {TURNS} turns of each",
+        f"{STREAMS} streams of {TOKENS} tokens, all scraped each {EVERY_S:g} s, {TURNS} turns of each",
         ("what", "goal", "found"),
         [
             ("tokens/s, not scraped, median", "", without),
