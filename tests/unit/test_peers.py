@@ -38,7 +38,9 @@ def test_the_dead_are_forgotten_when_a_new_one_appears() -> None:
     peers = Peers(directory.read, forgotten.append)
     assert peers.card("D1") is not None
     directory.cards = [card("D3")]
+    assert peers.restarts == 0
     assert peers.card("D3") is not None
+    assert peers.restarts == 1, "it has the name of one that was known"
     # D2's card is gone too, but its process lives: it may only have lost its server.
     assert forgotten == ["D1"]
     assert peers.card("D2") is not None
