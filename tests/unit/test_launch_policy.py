@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from app.launch.checks import CheckFailed, parse_cores, share_cores
-from app.launch.programs import flower_env
+from app.launch.programs import flower_env, worker_command
 from app.launch.supervisor import MAX_BACKOFF_S, backoff_s
 
 
@@ -62,3 +62,18 @@ def test_flower_beyond_loopback_has_a_password(monkeypatch: pytest.MonkeyPatch, 
     secret.write_text("ann:secret\n")
     monkeypatch.setenv("FLOWER_BASIC_AUTH_FILE", str(secret))
     assert flower_env("0.0.0.0") == {"FLOWER_BASIC_AUTH": "ann:secret"}
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "node"),
+    [
+        ("SmolLM2-135M", None, "decode.SmolLM2-135M@%h"),
+        ("SmolLM2-135M", "decode-2", "decode-2.SmolLM2-135M@%h"),
+        ("org/a model@100%", None, "decode.org-a-model-100-@%h"),
+    ],
+)
+def test_workers_of_two_models_on_a_host_have_names_of_their_own(
+    model: str, name: str | None, node: str
+) -> None:
+    command = worker_command("decode", model, name)
+    assert command[command.index("-n") + 1] == node
