@@ -15,10 +15,10 @@ import httpx
 import psutil
 from prometheus_client import CollectorRegistry
 
+from app.measure.completion import complete
+from app.measure.table import show
 from bench import client
-from bench.completion import complete
 from bench.system import System, free_port
-from bench.table import show
 from relay.settings import Settings
 from workers.meters import Meters
 
