@@ -2,7 +2,6 @@
 
 import socket
 from collections.abc import Iterable
-from urllib.parse import urlsplit
 
 from prometheus_client import (
     CollectorRegistry,
@@ -12,6 +11,7 @@ from prometheus_client import (
 )
 from prometheus_client.core import Metric
 
+from relay.redis_url import RedisUrl
 from relay.settings import Settings, SettingsError
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a series more for each that nobody plots
@@ -65,11 +65,10 @@ def metrics_address(settings: Settings) -> str:
 
 
 def _address_towards(url: str) -> str:
-    """This machine's address on the way to the host of `url`; nothing is sent."""
-    server = urlsplit(url)
+    """This machine's address on the way to the (first) host of `url`; nothing is sent."""
     try:
-        found = socket.getaddrinfo(server.hostname, server.port or 6379, type=socket.SOCK_DGRAM)
-        family, kind, protocol, _, address = found[0]
+        host, port = next(iter(RedisUrl.parse(url).hosts), ("", 0))
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.connect(address)
             return str(probe.getsockname()[0])

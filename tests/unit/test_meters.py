@@ -1,5 +1,6 @@
 """What a worker tells Prometheus of what happened in it."""
 
+import socket
 import time
 
 import pytest
@@ -169,8 +170,10 @@ def test_where_a_worker_answers() -> None:
     assert metrics_address(Settings()) == ""
     assert metrics_address(Settings(metrics_port=9400)) == "127.0.0.1:9400"
     assert metrics_address(Settings(metrics_port=9400, host="::1")) == "[::1]:9400"
-    anywhere = Settings(metrics_port=9400, host="0.0.0.0", redis_url="redis://127.0.0.1/0")
-    assert metrics_address(anywhere) == "127.0.0.1:9400"
+    for url in ("redis://127.0.0.1/0", "sentinel://127.0.0.1:26379,127.0.0.2/main"):
+        assert metrics_address(Settings(metrics_port=9400, host="0.0.0.0", redis_url=url)) == "127.0.0.1:9400"
+    unix = Settings(metrics_port=9400, host="0.0.0.0", redis_url="unix:///run/redis.sock")
+    assert metrics_address(unix) == f"{socket.gethostname()}:9400"
 
 
 def test_a_port_that_is_taken_is_told() -> None:
