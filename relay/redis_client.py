@@ -62,6 +62,7 @@ def push_client(url: str) -> PubSub:
     """For one thread that takes what the server pushes."""
     return PubSub(_lone_pool(url))
 
+
 def _lone_pool(url: str) -> ConnectionPool:
     return RedisUrl.parse(url).pool(
         ConnectionPool,

@@ -17,7 +17,7 @@ from app.launch.supervisor import die_with_parent
 from relay.redis_url import RedisUrl
 from relay.request import Record, Ring, Submission, member_id
 from relay.rooms import Rooms
-from relay.routing import queue_of
+from relay.routing import queue_of, short_name
 from relay.sampling import SamplingParams
 from relay.tokens import End, TokenReader
 from relay.worker_card import WorkerCard
@@ -142,7 +142,7 @@ class Relay:
 
     def cards(self) -> list[WorkerCard]:
         names = {worker.name for worker in self._alive()}
-        return [card for card in self.rooms.workers() if card.name.partition("@")[0] in names]
+        return [card for card in self.rooms.workers() if short_name(card.name, self.model) in names]
 
     def _alive(self) -> list[WorkerProcess]:
         for worker in self.workers:

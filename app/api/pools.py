@@ -8,6 +8,7 @@ from app.gateway.conditional import unless_known
 from app.gateway.service import Service, service
 from relay.answers import Waiting
 from relay.request import Leg
+from relay.routing import short_name
 from relay.worker_card import WorkerCard
 
 resource = Blueprint("pools", __name__)
@@ -25,7 +26,7 @@ def _pools(s: Service) -> dict[str, Any]:
         "object": "pools",
         "model": s.model,
         "queues": {leg.value: _queue(s.rooms.waiting(leg)) for leg in (Leg.PREFILL, Leg.DECODE)},
-        "workers": [_worker(card) for card in sorted(s.rooms.workers(), key=lambda card: card.name)],
+        "workers": [_worker(card, s.model) for card in sorted(s.rooms.workers(), key=lambda card: card.name)],
     }
 
 
@@ -34,13 +35,12 @@ def _queue(waiting: Waiting) -> dict[str, Any]:
     return {"legs": waiting.legs, "since": round(waiting.since_ms / 1000, 3) if waiting.since_ms else None}
 
 
-def _worker(card: WorkerCard) -> dict[str, Any]:
-    name, _, host = card.name.partition("@")
+def _worker(card: WorkerCard, model: str) -> dict[str, Any]:
     load = card.load
     return {
         "id": card.boot,
-        "name": name,
-        "host": host,
+        "name": short_name(card.name, model),
+        "host": card.name.partition("@")[2],
         "role": card.role,
         "running": load.running,
         "waiting": load.waiting,

@@ -55,7 +55,7 @@ function createLane({ name, process, depth, kind }) {
   const times = h("span", { class: "times" });
   const title = h("span", { class: "what" }, titleOf(name), times);
   title.style.setProperty("--depth", depth);
-  const summary = h("summary", {}, title, h("span", { class: "process", title: process }, process.split("@")[0]), track, time);
+  const summary = h("summary", {}, title, h("span", { class: "process", title: process }, process.split(/[.@]/)[0]), track, time);
   const rows = h("tbody");
   const more = h("p", { class: "hint" });
   const head = ["From", "Took", "What"].map((text) => h("th", { scope: "col" }, text));

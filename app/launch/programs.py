@@ -1,19 +1,17 @@
 """The command lines of every process of kvrelay, the same for the launcher, a container or a unit file."""
 
 import os
-import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from relay.routing import queue_for
+from relay.routing import node_name, queue_for
 from relay.settings import Settings, variable
 
 VALKEY_MAX_MEMORY = "1gb"
 FLOWER_SAVES_MS = 30_000  # beside the end of the process
 FLOWER_TASKS = 10_000
-_UNSAFE = re.compile(r"[^\w.-]")
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -35,9 +33,18 @@ def batches_command() -> list[str]:
 def worker_command(role: str, model: str, name: str | None = None) -> list[str]:
     """A Celery worker with the engine as its pool. It also needs `worker_env`."""
     celery = [sys.executable, "-m", "celery", "-q", "-A", "workers.app", "worker"]
-    node = f"{name or role}.{_UNSAFE.sub('-', model)}@%h"  # other models may share host and broker
     return [
-        *(*celery, "-P", "custom", "-c", "1", "-Q", queue_for(role, model), "-n", node),
+        *(
+            *celery,
+            "-P",
+            "custom",
+            "-c",
+            "1",
+            "-Q",
+            queue_for(role, model),
+            "-n",
+            f"{node_name(name or role, model)}@%h",
+        ),
         *("-E", "--without-gossip", "--without-mingle"),
     ]
 

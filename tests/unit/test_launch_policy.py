@@ -8,6 +8,7 @@ import pytest
 from app.launch.checks import CheckFailed, parse_cores, share_cores
 from app.launch.programs import flower_env, worker_command
 from app.launch.supervisor import MAX_BACKOFF_S, backoff_s
+from relay.routing import node_name, short_name
 
 
 def test_backoff_doubles_up_to_a_limit() -> None:
@@ -77,3 +78,9 @@ def test_workers_of_two_models_on_a_host_have_names_of_their_own(
 ) -> None:
     command = worker_command("decode", model, name)
     assert command[command.index("-n") + 1] == node
+
+
+def test_a_short_name_is_the_one_that_was_given() -> None:
+    node = f"{node_name('decode.2', 'org/a model')}@host"
+    assert (node, short_name(node, "org/a model")) == ("decode.2.org-a-model@host", "decode.2")
+    assert short_name("decode@test", "m") == "decode"
