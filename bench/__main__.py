@@ -22,6 +22,7 @@ NAMES = (
     "soak",
     "load",
     "traffic",
+    "gateway",
     "traced",
     "batch",
 )
