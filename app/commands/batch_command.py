@@ -55,6 +55,8 @@ class BatchCommand:
             batch = self._follow(batch_id)
             self._fetch(batch, files)
         except KeyboardInterrupt:
+            # It may have been noted a moment before it would be known here.
+            batch_id = _read_note(files.note, _digest(files.requests)).get("batch_id", "")
             going_on = f" {batch_id} goes on: run the same command to follow it." if batch_id else ""
             print(f"\nInterrupted.{going_on}", file=sys.stderr)
             return _INTERRUPTED
