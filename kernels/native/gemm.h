@@ -27,18 +27,17 @@ struct Gemm {
     using Tile = void (*)(const char* const* panel, const In* x, int64_t stride, int depth, float* out,
                           int64_t out_stride);
 
-    // How far ahead of its use a weight is fetched, in bytes. With one or two rows the hardware's prefetching is best
-    // left alone; with more of them the fetch must overlap the computation, for which a small first-level cache
-    // leaves too little time with three or four.
-    static int ahead(int tile_rows) { return tile_rows <= 4 && !kLargeFirstLevel ? 256 : 4096; }
+    // How far ahead of its use a weight is fetched, in bytes, and with how many rows. For a few the hardware's
+    // prefetching is best left alone; with more of them the fetch must overlap the computation.
+    static constexpr int kAhead = 4096;
+    static bool fetches(int tile_rows) { return tile_rows > (kLargeFirstLevel ? 2 : 4); }
 
     // out[panel][row][16] = x[row] . panel, or with `Add` that is added; panels of `out` are `out_stride` apart.
     template <bool Add, int Panels, int Rows>
     static void tile(
         const char* const* panel, const In* x, int64_t stride, int depth, float* out, int64_t out_stride
     ) {
-        const int distance = ahead(Rows);
-        const bool into_first_level = kLargeFirstLevel;
+        const bool fetching = fetches(Rows), into_first_level = kLargeFirstLevel;
         F sum[Panels][parts][Rows];  // in registers, which a loop that is not unrolled would prevent
         each<Panels, Rows>([&](int p, int row, int i) { sum[p][i][row] = F{}; });
         const char* w[Panels];
@@ -50,7 +49,7 @@ struct Gemm {
 #pragma GCC unroll 16
             for (int p = 0; p < Panels; ++p) {
                 const char* at = w[p] + int64_t{unit} * kPanel * 4;
-                if (Rows > 2) fetch(at + distance, into_first_level);
+                if (fetching) fetch(at + kAhead, into_first_level);
 #pragma GCC unroll 16
                 for (int i = 0; i < parts; ++i) weight[p][i] = load<U>(at + i * Isa::width * 4);
             }
