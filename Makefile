@@ -18,7 +18,7 @@ SORRY := Installation failed. The kernels are C++ and are built here: if that fa
 	that first.
 
 .DEFAULT_GOAL := help
-.PHONY: help install develop up test lint bench clients chaos hosts secrets compose-test clean
+.PHONY: help install develop up test lint bench clients chaos hosts compose-test clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 21
@@ -62,9 +62,6 @@ chaos: develop ## kill processes at random under load: make chaos SEED=7 N=50
 
 hosts: develop ## cut cables between hosts (network namespaces; needs root), and let one die
 	@ALL_HOSTS=1 $(BIN)/python -m pytest tests/hosts $(ARGS)
-
-secrets: ## make the passwords that docker-compose.yml mounts, in deploy/secrets
-	@deploy/secrets.sh
 
 compose-test: develop ## build the image, disturb its containers under load: needs Docker, or root on Debian
 	@$(BIN)/python -m tests.compose $(ARGS)

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -34,8 +33,7 @@ def main() -> int:
         if status == NO_ENGINE:
             print("skipped: the containers need a Docker engine")
         elif status == 0:
-            with tempfile.TemporaryDirectory() as secrets:
-                run(Stack(Path(secrets)), seed)
+            run(Stack(), seed)
     finally:
         subprocess.run([ENGINE, "stop"], check=True)
     return 0 if status == NO_ENGINE else status

@@ -20,11 +20,10 @@ READY_S = 120.0
 class Stack:
     """Each call ends when compose is done; raises AssertionError with its output when that fails."""
 
-    def __init__(self, secrets: Path) -> None:
+    def __init__(self) -> None:
         self._compose = [*_compose(), "-p", PROJECT]
         self._env = {
             **os.environ,
-            "SECRETS": str(secrets),
             "PORT": str(PORT),
             "FLOWER_PORT": str(FLOWER_PORT),
             "DTYPE": "float32",  # a text does not depend on what else is in its batch
@@ -32,7 +31,6 @@ class Stack:
         }
         if "TORCH" not in os.environ and _base_brings_torch():
             self._env["TORCH"] = "torch==2.13.0"
-        _run([str(ROOT / "deploy/secrets.sh"), str(secrets)], self._env)
         self.client = ApiClient(f"http://127.0.0.1:{PORT}", "")
 
     def compose(self, *words: str) -> str:
