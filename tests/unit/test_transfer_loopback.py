@@ -11,6 +11,7 @@ import pytest
 from relay.geometry import GeometryMismatch
 from tests.kv import KVWorker, compute, destination, geometry, seal_of, until
 from workers.engine.messages import Computed, Crashed
+from workers.transfer import thread
 from workers.transfer.backend import kv_manager
 from workers.transfer.base import RowsExhausted, SendFailed, Sent, Settled
 from workers.transfer.loopback import LoopbackTransport
@@ -167,6 +168,52 @@ def test_a_lost_peer_is_connected_anew_by_the_next_room(slow: KVWorker, decode: 
     assert isinstance(slow.event(), Sent)
     first.close()
     assert slow.no_event(within_s=0.05)
+
+
+def test_a_write_that_never_lands_is_given_up_and_the_next_room_connects_anew(
+    slow: KVWorker, decode: KVWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(thread, "STALL_S", 0.1)
+    connected = []
+    connect = HeldTransport.connect
+    monkeypatch.setattr(
+        HeldTransport, "connect", lambda self, peer: connected.append(peer.boot) or connect(self, peer)
+    )
+    late, stuck, next_one = (slow.manager.sender(room, "key", SOURCE) for room in (5, 6, 7))
+    for sender, row in ((late, 0), (stuck, 1)):
+        sender.bootstrap(destination(decode, TARGET, row), *decode.address())
+        sender.computed(Computed("key", 0, 1, 0, 1))
+    failed = [slow.event(), slow.event()]
+    assert {each.room for each in failed if isinstance(each, SendFailed)} == {5, 6}
+    assert all("decode worker decode has landed for 0.1 s" in each.error for each in failed)
+    late.close()
+    HeldTransport.let.release()  # the first that looks is the first room
+    assert slow.event() == Settled(5)
+    monkeypatch.setattr(thread, "STALL_S", 60.0)
+    next_one.bootstrap(destination(decode, TARGET, 2), *decode.address())
+    compute(next_one, 5)
+    next_one.seal(seal_of(7, pages=5))
+    HeldTransport.let.release(100)
+    assert isinstance(slow.event(), Sent)
+    assert connected == ["decode", "decode"]
+    stuck.close()
+    assert slow.no_event(within_s=0.05)
+
+
+def test_a_landing_on_the_same_connection_is_a_sign_of_life(
+    slow: KVWorker, decode: KVWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(thread, "STALL_S", 0.3)
+    sender = slow.manager.sender(5, "key", SOURCE)
+    sender.bootstrap(destination(decode, TARGET, 0), *decode.address())
+    compute(sender, 5)
+    sender.seal(seal_of(5, pages=5))
+    until(lambda: len(HeldTransport.posts) == 20)
+    for _ in range(20):  # all posted at once, and the last lands long after STALL_S
+        assert slow.no_event(within_s=0.05)
+        HeldTransport.let.release()
+    HeldTransport.let.release()
+    assert isinstance(slow.event(), Sent)
 
 
 def test_forgetting_a_peer_fails_its_rooms_without_proof(slow: KVWorker, decode: KVWorker) -> None:

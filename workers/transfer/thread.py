@@ -28,6 +28,7 @@ SEND_POLL_S = 0.001
 RECEIVE_POLL_S = 0.004  # each look takes time from a decode step
 RECEIVE_FAR_POLL_S = 0.001
 WAIT_POLL_S = 0.05  # compute wants the core, and tells when there is more
+STALL_S = 45.0  # after a cable was cut for ten seconds, TCP may need twenty-five
 STOP_S = 5.0
 
 
@@ -54,6 +55,7 @@ class TransferThread:
         self._receiving: dict[int, float] = {}  # room -> how long to sleep between two looks
         self._broken: set[str] = set()
         self._connected: set[str] = set()
+        self._landed_s: dict[str, float] = {}  # boot -> when a write there last landed, monotonic
         self._stopping = False
 
     def start(self, on_event: Callable[[TransferEvent], None]) -> None:
@@ -131,6 +133,7 @@ class TransferThread:
     def _advance(self, send: Send) -> bool:
         """Check the room's handles, make one post, tell what follows; True when anything moved."""
         moved = [self._check(send, flight) for flight in tuple(send.flights)]
+        self._judge(send)
         self._drain(0.0)  # a close that waits in the queue comes before the next post
         moved.append(self._post(send))
         self._tell(send)
@@ -147,6 +150,15 @@ class TransferThread:
             return True
         self._land(send, flight)
         return True
+
+    def _judge(self, send: Send) -> None:
+        """A connection on which nothing lands any more gives no error for many minutes."""
+        if not send.flights or send.state.error is not None:
+            return
+        assert send.peer is not None
+        last_s = max(send.flights[0].posted_s, self._landed_s.get(send.peer, 0.0))
+        if time.monotonic() - last_s > STALL_S:
+            self._fail(send, PeerLost(f"no write to decode worker {send.peer} has landed for {STALL_S:g} s"))
 
     def _post(self, send: Send) -> bool:
         post = send.state.due()
@@ -195,6 +207,8 @@ class TransferThread:
 
     def _land(self, send: Send, flight: Flight) -> None:
         now = time.monotonic()
+        assert send.peer is not None
+        self._landed_s[send.peer] = now
         send.flights.remove(flight)
         send.state.done(flight.post, now)
         send.sends.add(self._stretch(flight, now))
@@ -279,6 +293,7 @@ class TransferThread:
         unproven."""
         self._broken.discard(boot)
         self._connected.discard(boot)
+        self._landed_s.pop(boot, None)
         for send in [send for send in self._sends.values() if send.peer == boot and send is not keep]:
             send.state.fail(error)
             send.peer_gone = True
