@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from relay.rooms import Rooms
 from tests.servers import RedisServer, redis_binary, valkey_binary
 
 pytest.register_assert_rewrite("tests.kernel_contract")
+
+# A shell that runs the tests in the background has it ignored, and so would every process that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _models = itertools.count(1)
 
