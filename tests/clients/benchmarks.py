@@ -61,6 +61,7 @@ def _sglang(site: Site, backend: str) -> Report:
         *("--warmup-requests", "0", "--output-file", result),
     )
     found = json.loads(result.read_text())
+    assert found["completed"] == REQUESTS, found
     # Of a chat it counts the words that it sends, and not what the template adds.
     prompt_tokens = -1 if backend == "vllm-chat" else found["total_input_tokens"]
     return Report(found["completed"], prompt_tokens, found["total_output_tokens"])
