@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from app.launch.programs import flower_command
 from app.launch.supervisor import die_with_parent
+from relay.settings import Settings
 from tests.servers import free_port
 
 
@@ -21,9 +22,10 @@ class FlowerProcess:
 
     def __enter__(self) -> Self:
         parent = os.getpid()
+        settings = Settings(host="127.0.0.1", flower_port=self._port, var_dir=str(self._folder))
         with (self._folder / "flower.log").open("wb") as log:
             self._process = subprocess.Popen(
-                flower_command("127.0.0.1", self._port),
+                flower_command(settings),
                 cwd=self._folder,
                 env=self._env,
                 stdout=log,
