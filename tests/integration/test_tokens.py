@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from relay.answers import Emission, EmitOutcome, Emitted
+from relay.answers import Emission, EmitOutcome
 from relay.mailbox import Ask, Mailbox, Settled
 from relay.request import Finish, Hold, Leg, State, Token
 from relay.rooms import Rooms
@@ -58,18 +58,19 @@ def test_from_any_position(rooms: Rooms, reader: TokenReader) -> None:
 def test_tokens_already_there_stay(rooms: Rooms, reader: TokenReader) -> None:
     hold = running(rooms)
 
-    def emit(start: int, count: int, text: str) -> tuple[EmitOutcome, int]:
+    def emit(start: int, count: int, text: str) -> tuple[EmitOutcome, int, bool]:
+        """Outcome, expected position, whether these were the first tokens of the request."""
         (answer,) = rooms.emit(
             [Emission(hold, start, [Token(p, p, text) for p in range(start, start + count)])]
         )
-        return answer
+        return answer.outcome, answer.expected, answer.milestone is not None and answer.milestone.first
 
-    assert emit(1, 2, "early") == Emitted(EmitOutcome.GAP, 0)
-    assert emit(0, 2, "first") == Emitted(EmitOutcome.OK, 0)
-    assert emit(0, 2, "again") == Emitted(EmitOutcome.OK, 0)
-    assert emit(1, 3, "overlap") == Emitted(EmitOutcome.OK, 0)
-    assert emit(0, 1, "late") == Emitted(EmitOutcome.OK, 0)
-    assert emit(5, 1, "early") == Emitted(EmitOutcome.GAP, 4)
+    assert emit(1, 2, "early") == (EmitOutcome.GAP, 0, False)
+    assert emit(0, 2, "first") == (EmitOutcome.OK, 0, True)
+    assert emit(0, 2, "again") == (EmitOutcome.OK, 0, False)
+    assert emit(1, 3, "overlap") == (EmitOutcome.OK, 0, False)
+    assert emit(0, 1, "late") == (EmitOutcome.OK, 0, False)
+    assert emit(5, 1, "early") == (EmitOutcome.GAP, 4, False)
     texts = [token.text for token in reader.read(hold.request_id).tokens]
     assert texts == ["first", "first", "overlap", "overlap"]
 
