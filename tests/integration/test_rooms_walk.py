@@ -159,14 +159,14 @@ def test_any_order_of_events_keeps_the_rules(
     ended: dict[str, Any] = {}
     for number in range(STEPS):
         walk.step()
-        if number % 10 == 0:
+        if number % 25 == 0:
             check_integrity(rooms)
             for record in rooms.list_requests(1_000):
                 if record.request_id in ended:
                     assert record == ended[record.request_id], "an end is final"
                 if record.state.terminal:
                     ended[record.request_id] = record
-        if number % 50 == 0:
+        if number % 100 == 0:
             _check_timelines(rooms)
     check_integrity(rooms)
 

@@ -50,8 +50,13 @@ def test_pools_are_shown_as_they_are_now(page: Page, gateway: GatewayProcess, ro
         expect(column.get_by_role("img")).to_have_attribute(
             "aria-label", "Of 256 pages: 120 held · 30 cached · 6 quarantined · 100 free"
         )
-        widths = column.locator(".pages i").evaluate_all("bars => bars.map(bar => bar.offsetWidth)")
-        assert widths[0] > widths[3] > widths[1] > widths[2] > 0
+        page.wait_for_function(  # they move there
+            """() => {
+                const bars = document.querySelectorAll(".column[data-role=prefill] .pages i");
+                const [held, cached, quarantined, free] = [...bars].map(bar => bar.offsetWidth);
+                return held > free && free > cached && cached > quarantined && quarantined > 0;
+            }"""
+        )
         assert gateway.call("POST", "/v1/requests", {"prompt": "Once"}).status == 202
         expect(column.locator(".queue")).to_contain_text("1 queued · next waits")
         expect(page.locator("#requests tr")).to_contain_text("queued")
