@@ -10,8 +10,8 @@
 -- <root>:scores:<id>       string  log probabilities of the prompt, where they were asked for
 -- <root>:timeline:<id>    list    what happened to a request, see note()
 -- <root>:traces           zset    ended requests whose trace is to be exported, by when to try
--- <root>:tok:<id>:0        stream  output position p is entry `p+1-1`, the end after n tokens is `n+1-2`; what is added to
---                                  it is published under the same name
+-- <root>:tok:<id>:0        stream  output position p is entry `p+1-1`, the end after n tokens is `n+1-2`; what is added
+--                                  to it is published under the same name
 -- <root>:queue:<leg>       zset    legs that wait, by rank
 -- <root>:forks:<id>        list    forks of a request: samples of its prompt that wait for its KV
 -- <root>:lease             zset    `<id>/<leg>` of each owned leg, by the end of its lease
@@ -611,8 +611,9 @@ end
 --- Events: claims -----------------------------------------------------------------------------------------------
 
 -- The request whose leg this worker should take, or nil. In order of the queue: the first that fits, or the wanted
--- one if it ranks with it. What is past its deadline ends instead. Nothing overtakes a leg that starves and would fit an empty worker. What could outgrow this
--- worker is left to larger ones, for the prefill leg too: a later attempt prefills the stream as well.
+-- one if it ranks with it. What is past its deadline ends instead. Nothing overtakes a leg that starves and would fit
+-- an empty worker. What could outgrow this worker is left to larger ones, for the prefill leg too: a later attempt
+-- prefills the stream as well.
 local function choose(c, leg, boot, free_tokens, capacity_tokens, wanted)
   -- Who had to retract a request has no room for new ones before it is back. (Nobody retracts from a prefill worker.)
   local only_retracted = redis.call('EXISTS', key(c, 'retracted', boot)) == 1

@@ -5,7 +5,6 @@ import json
 import os
 import secrets
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple, Self
 from prometheus_client.samples import Sample
 from redis.exceptions import RedisError
 
+from app.launch.programs import gateway_command
 from relay.answers import Emission, EmitOutcome, Prefilled
 from relay.geometry import Geometry
 from relay.model_file import default_model_path
@@ -139,15 +139,7 @@ class GatewayProcess:
         }
 
     def __enter__(self) -> Self:
-        command = [
-            *self._inside,
-            sys.executable,
-            "-m",
-            "gunicorn",
-            "-c",
-            "python:app.gateway.gunicorn_conf",
-            "app.gateway.wsgi:app",
-        ]
+        command = [*self._inside, *gateway_command()]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, cwd=ROOT, env=self._environ, stdout=log, stderr=subprocess.STDOUT
