@@ -617,6 +617,8 @@ end
 local function choose(c, leg, boot, free_tokens, capacity_tokens, wanted)
   -- Who had to retract a request has no room for new ones before it is back. (Nobody retracts from a prefill worker.)
   local only_retracted = redis.call('EXISTS', key(c, 'retracted', boot)) == 1
+  local rank = wanted ~= '' and redis.call('ZRANK', key(c, 'queue', leg), wanted)
+  if not rank or rank >= SCAN_LEGS then wanted = '' end  -- somebody has it already: no need to look for it
   local first
   for _, id in ipairs(redis.call('ZRANGE', key(c, 'queue', leg), 0, SCAN_LEGS - 1)) do
     local r = read(c, id)

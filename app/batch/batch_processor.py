@@ -13,6 +13,7 @@ from redis.exceptions import RedisError
 from app.batch.batch_run import BatchRun, Stop
 from app.batch.batch_spool import sweep_parts
 from app.batch.file_sweep import sweep_expired, sweep_unfinished
+from app.batch.line_threads import LineThreads
 from app.gateway.errors import ApiError
 from app.gateway.gateway import create_app
 from app.gateway.loopback import Loopback
@@ -40,7 +41,7 @@ class BatchProcessor:
         app = create_app(own, role="batches")
         self._service: Service = app.extensions[KEY]
         self._loopback = Loopback(app)
-        self._open_lines = threading.Semaphore(settings.batch_open_lines)
+        self._threads = LineThreads(settings.batch_open_lines)
         self._stopping = threading.Event()
         self._runs: dict[str, BatchRun] = {}
         self._lock = threading.Lock()
@@ -84,7 +85,7 @@ class BatchProcessor:
         if batch is None:
             return
         event(log, "batch_claimed", batch=batch.batch_id, status=batch.status)
-        run = BatchRun(self._service, self._loopback, batch, nonce, self._open_lines)
+        run = BatchRun(self._service, self._loopback, batch, nonce, self._threads)
         with self._lock:
             self._runs[batch.batch_id] = run
         threading.Thread(target=self._run, args=(run,), daemon=True, name=batch.batch_id).start()

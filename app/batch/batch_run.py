@@ -11,6 +11,7 @@ from typing import TypeVar
 from app.batch.batch_input import Call, Checked, InputLine, check, is_done, parse_line, read_lines
 from app.batch.batch_result import Result, answered, result_id, unanswered
 from app.batch.batch_spool import Spool
+from app.batch.line_threads import LineThreads
 from app.gateway.line import Line
 from app.gateway.loopback import Loopback, Reply
 from app.gateway.service import Service
@@ -58,13 +59,13 @@ class Left(Exception):
 class BatchRun:
     """What one processor does for one batch. One thread calls `run`, any other the rest.
 
-    The result of a line is kept the moment it is there, and `open_lines` bounds how many are open, over all
+    The result of a line is kept the moment it is there, and `threads` bounds how many are open, over all
     batches of the process. Whoever goes on after a processor was killed repeats the lines that were open,
     under the same idempotency keys: their requests are found, not made again.
     """
 
     def __init__(
-        self, service: Service, loopback: Loopback, batch: Batch, nonce: str, open_lines: threading.Semaphore
+        self, service: Service, loopback: Loopback, batch: Batch, nonce: str, threads: LineThreads
     ) -> None:
         self.batch_id = batch.batch_id
         self._service = service
@@ -72,7 +73,7 @@ class BatchRun:
         self._batch = batch
         self._nonce = nonce
         self._spool = Spool(service, batch.batch_id, nonce)
-        self._open_lines = open_lines
+        self._threads = threads
         self._running = 0
         self._changed = threading.Condition()
         self._why: Stop | None = None
@@ -162,7 +163,7 @@ class BatchRun:
         done = self._persist(lambda: self._service.batches.done(self.batch_id))
         for line in self._until_stopped(self._lines()):
             if not is_done(done, line.number) and self._take_turn():
-                threading.Thread(target=self._answer, args=(line,), daemon=True, name="line").start()
+                self._threads.run(partial(self._answer, line))
         with self._changed:
             while self._running:
                 self._check_ours()
@@ -173,7 +174,7 @@ class BatchRun:
 
     def _take_turn(self) -> bool:
         """Wait until one more line may be open. False: no further line is to be begun."""
-        while not self._open_lines.acquire(timeout=_TICK_S):
+        while not self._threads.take(_TICK_S):
             if self._stopping.is_set():
                 return False
         with self._changed:
@@ -191,7 +192,6 @@ class BatchRun:
             log.exception("result_not_kept")
             self.stop(Stop.LOST)  # who claims the batch next, after this lease, tries again
         finally:
-            self._open_lines.release()
             with self._changed:
                 self._running -= 1
                 self._changed.notify()

@@ -102,7 +102,8 @@ def submit_all(
         prompts=len(prompts),
         samples=samples,
     )
-    if key and (earlier := _accepted_before(service, key, body_hash)):
+    # A line that was accepted before is found by `submit` itself, and what is full now it may wait for.
+    if key and line is None and (earlier := _accepted_before(service, key, body_hash)):
         _keep(service)
         service.meters.submitted.labels(kind, "replayed").inc()
         return accepted._replace(request_id=earlier, replayed=True)
