@@ -2,6 +2,7 @@
 
 import json
 from enum import Enum
+from typing import Any, NoReturn
 
 _SPACE = " \t\n\r"
 _NAMES = ("name",)
@@ -123,7 +124,7 @@ class CallScanner:
     def _end_value(self) -> None:
         self._at, self._depth = _At.COMMA_OR_END, 0
         try:
-            value = json.loads(self._value)
+            value = _read(self._value)
         except (ValueError, RecursionError):
             self.broken = True
             return
@@ -136,8 +137,17 @@ class CallScanner:
         if isinstance(value, str):
             self._fresh += value
             try:
-                value = json.loads(value)
+                value = _read(value)
             except (ValueError, RecursionError):
                 value = None
         self._arguments = self._value
         self.broken = not isinstance(value, dict)
+
+
+def _read(text: str) -> Any:
+    """Python's own reader takes NaN and Infinity too, which no client's would."""
+    return json.loads(text, parse_constant=_refuse_constant)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")

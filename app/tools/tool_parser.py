@@ -1,5 +1,6 @@
 """Finds the calls of tools in an answer while it is written."""
 
+import re
 from collections.abc import Collection
 from enum import Enum
 from typing import NamedTuple
@@ -8,6 +9,7 @@ from app.tools.call_scanner import CallScanner
 from app.tools.tool_format import ToolFormat
 
 _FILLERS = " \t\n\r,;[]"  # around and between calls
+_ENDINGS = re.compile(r"(\s*[,;\]])*")  # of a call in a list
 
 
 class Piece(NamedTuple):
@@ -44,6 +46,7 @@ class ToolParser:
         self._held = ""  # not told yet: it may turn out to be text
         self._call = CallScanner()
         self._named = False  # the name of the current call was told
+        self._after_call = False  # what is held stands behind a call
 
     def push(self, text: str) -> list[Piece]:
         pieces: list[Piece] = []
@@ -62,7 +65,9 @@ class ToolParser:
         """The answer is over."""
         if self._at is _At.IN_CALL and self._named:
             self.broken = True
-        if self.calls and not self._held.strip(_FILLERS):
+        if self._after_call and self._form.end.startswith(self._unknown()):
+            self._held = ""
+        if self.calls and not self._held.strip():
             self._held = ""
         return self._tell(len(self._held))
 
@@ -71,7 +76,7 @@ class ToolParser:
         start, bare = self._form.start, self._form.bare and self._fresh
         mark = self._held.lstrip()
         if mark == start or (bare and mark == "{"):
-            self._at = _At.BETWEEN_CALLS
+            self._at, self._after_call = _At.BETWEEN_CALLS, False
             return self._between_calls("{") if mark == "{" else []
         if start.startswith(mark):
             return []
@@ -79,16 +84,28 @@ class ToolParser:
         return self._tell(len(self._held[:certain].rstrip()))
 
     def _between_calls(self, char: str) -> list[Piece]:
-        behind = self._held.strip().removeprefix(self._form.start).strip(_FILLERS)
         if char == "{":
             self._at, self._call, self._named = _At.IN_CALL, CallScanner(), False
             return self._in_call(char)
-        if behind and behind == self._form.end:
-            self._at, self._held = _At.TEXT, ""
+        unknown, end = self._unknown(), self._form.end
+        if self._after_call and unknown and unknown == end:
+            self._at, self._held, self._after_call = _At.TEXT, "", False
             return []
-        if self._form.end.startswith(behind) or self._form.start.startswith(behind):
+        if self._form.start.startswith(unknown) or (self._after_call and end.startswith(unknown)):
             return []
         return self._give_up()
+
+    def _unknown(self) -> str:
+        """What is held, behind all that may stand before a call."""
+        rest, start, end = self._held, self._form.start, self._form.end
+        while rest:
+            if rest.startswith(start):
+                rest = rest.removeprefix(start)
+            elif rest[0] not in _FILLERS or start.startswith(rest) or end.startswith(rest):
+                break
+            else:
+                rest = rest[1:]
+        return rest
 
     def _in_call(self, char: str) -> list[Piece]:
         call = self._call
@@ -104,6 +121,7 @@ class ToolParser:
         if arguments := call.take_arguments():
             pieces.append(Piece(index=self.calls, arguments=arguments))
         told = self._several or self.calls == 0
+        self._after_call = call.done
         if call.done:
             self._at = _At.BETWEEN_CALLS
             self.calls += 1
@@ -115,6 +133,10 @@ class ToolParser:
         return self._tell(len(self._held))
 
     def _tell(self, certain: int) -> list[Piece]:
+        if certain and self._after_call:
+            before = len(self._held)
+            self._held, self._after_call = _ENDINGS.sub("", self._held, count=1), False
+            certain -= before - len(self._held)
         text, self._held = self._held[:certain], self._held[certain:]
         if not text:
             return []
