@@ -1,6 +1,5 @@
 """POST /generate: the API of SGLang's own clients, as a view of the same requests."""
 
-import time
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from typing import Any
@@ -19,7 +18,7 @@ from app.gateway.strict import Strict
 from app.generation.attendance import Attendance, client_left, refuse_failure
 from app.generation.shown_prompt import ShownPrompt
 from app.generation.submit import current_body, submit_all
-from relay.request import Token
+from relay.request import Record, Token
 from relay.tokens import End
 
 resource = Blueprint("generate", __name__)
@@ -83,16 +82,18 @@ class Sample:
         request_id: str,
         prompt_tokens: int,
         shows_logprobs: bool,
-        cached_tokens: Callable[[], int],
+        leader: str,
+        read: Callable[[str], Record | None],
         input_logprobs: Callable[[], dict[str, Any]],
     ) -> None:
+        """`read` reads the record of a request; that of the `leader` says what was cached of the prompt."""
         self.ended = False
-        self._cached_tokens = cached_tokens
+        self._leader = leader
+        self._read = read
         self._input_logprobs = input_logprobs
         self._request_id = request_id
         self._prompt_tokens = prompt_tokens
         self._shows_logprobs = shows_logprobs
-        self._began = time.monotonic()
         self._text = ""
         self._tokens: list[Token] = []
         self._finish: dict[str, Any] | None = None
@@ -108,23 +109,36 @@ class Sample:
             self._tokens += item
             self._text += "".join(token.text for token in item)
 
+    def grown(self, item: list[Token] | End) -> Iterator[dict[str, Any]]:
+        """What is told after each token, in whatever pieces they come. Raises ApiError as `add` does."""
+        for part in [item] if isinstance(item, End) else [[token] for token in item]:
+            self.add(part)
+            yield self.view()
+
     def view(self) -> dict[str, Any]:
         about: dict[str, Any] = {
             "id": self._request_id,
             "finish_reason": self._finish,
             "prompt_tokens": self._prompt_tokens,
             "completion_tokens": len(self._tokens),
-            "cached_tokens": self._cached_tokens() if self.ended else 0,
+            "cached_tokens": 0,
         }
         if self._shows_logprobs:
             about |= self._logprobs()
         if self.ended:
-            about["e2e_latency"] = time.monotonic() - self._began
+            about |= self._recorded()
         return {
             "text": self._text,
             "output_ids": [token.token_id for token in self._tokens],
             "meta_info": about,
         }
+
+    def _recorded(self) -> dict[str, Any]:
+        """By the record, so that a repeat with the same key is told the same."""
+        own = self._read(self._request_id)
+        leader = own if self._leader == self._request_id else self._read(self._leader)
+        took_ms = own.timings.ended - own.timings.submitted if own else 0.0
+        return {"cached_tokens": leader.cached_tokens if leader else 0, "e2e_latency": took_ms / 1000}
 
     def _logprobs(self) -> dict[str, Any]:
         """Entries are [log probability, token id, null]; the alternatives follow the chosen token."""
@@ -153,13 +167,12 @@ def _input_logprobs(prompt: ShownPrompt, start: int, wanted: int) -> dict[str, A
     return shown
 
 
-def _cached_tokens(s: Service, leader: str) -> int:
-    """Of the prompt of a request, 0 when that cannot be read now."""
+def _record(s: Service, request_id: str) -> Record | None:
+    """None: it cannot be read now."""
     try:
-        record = s.rooms.record(leader)
+        return s.rooms.record(request_id)
     except RedisError:
-        return 0
-    return record.cached_tokens if record else 0
+        return None
 
 
 @resource.post("/generate")
@@ -181,9 +194,8 @@ def generate() -> Response:
     for number, (ids, leader) in enumerate(zip(prompts, accepted.leaders, strict=True)):
         prompt = ShownPrompt(ids, body.shown, s.tokenizer, partial(s.rooms.scores, leader))
         shown = cache(partial(_input_logprobs, prompt, asked.logprob_start_len, asked.top_logprobs_num))
-        cached_tokens = partial(_cached_tokens, s, leader)
         samples += [
-            Sample(request_id, len(ids), asked.return_logprob, cached_tokens, shown)
+            Sample(request_id, len(ids), asked.return_logprob, leader, partial(_record, s), shown)
             for request_id in accepted.request_ids[number * body.n : (number + 1) * body.n]
         ]
     attendance = Attendance(s, KIND, accepted, request.environ)
@@ -215,9 +227,8 @@ def _frames(attendance: Attendance, samples: list[Sample], alone: bool) -> Itera
                 yield PING
                 continue
             index, item = found
-            samples[index].add(item)
-            view = samples[index].view()
-            yield frame(view if alone else view | {"index": index})
+            place = {} if alone else {"index": index}
+            yield "".join(frame(view | place) for view in samples[index].grown(item))
     except ClientGone:
         return
     except ApiError as error:

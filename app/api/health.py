@@ -1,11 +1,9 @@
 """/health: is this process there? /ready: could a request be served now?"""
 
 from flask import Blueprint, Response, jsonify
-from redis.exceptions import RedisError
 
-from app.gateway.admission import missing
 from app.gateway.errors import RETRY_AFTER_S, ApiError
-from app.gateway.service import Service, service
+from app.gateway.service import service
 
 resource = Blueprint("health", __name__)
 
@@ -19,17 +17,9 @@ def health() -> Response:
 
 @resource.get("/ready")
 def ready() -> Response:
-    without = _missing(service())
-    response = jsonify({"ready": not without, "missing": without})
+    without, age_ms = service().readiness.verdict()
+    response = jsonify({"ready": not without, "missing": without, "age_ms": round(age_ms)})
     if without:
         response.status_code = 503
         response.headers["Retry-After"] = str(RETRY_AFTER_S)
     return response
-
-
-def _missing(s: Service) -> list[str]:
-    try:
-        s.probe.ping()
-        return [f"{kind} worker" for kind in missing(s.rooms.workers())]
-    except RedisError:
-        return ["redis"]

@@ -58,7 +58,7 @@ class ResponseFormat(Strict):
 
 
 class StructuredOutputs(Strict):
-    """Exactly one, as vLLM has it. Its options, of how JSON is written, are not offered."""
+    """One of these. The options of vLLM, of how JSON is written, are not offered."""
 
     json_: Schema | None = Field(None, alias="json")
     json_object: bool = False

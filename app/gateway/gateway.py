@@ -32,6 +32,7 @@ from app.gateway.follow import Follower
 from app.gateway.keys import KeyRing
 from app.gateway.line import current_line
 from app.gateway.meters import Meters
+from app.gateway.readiness import Readiness
 from app.gateway.recent import Recent, is_watching
 from app.gateway.service import KEY, Service, service
 from app.gateway.storage import Storage
@@ -124,6 +125,7 @@ def _service(settings: Settings, ring: Callable[[Ring], object], role: str) -> S
         batches=all_batches,
         responses=Responses(rooms.redis, rooms.root),
         recent=Recent(),
+        readiness=Readiness(probe, rooms.workers),
         tracing=tracing(rooms, settings.model_name),
         probe=probe,
         ring=ring,

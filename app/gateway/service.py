@@ -10,6 +10,7 @@ from app.gateway.errors import unavailable
 from app.gateway.follow import Follower
 from app.gateway.keys import KeyRing
 from app.gateway.meters import Meters
+from app.gateway.readiness import Readiness
 from app.gateway.recent import Recent
 from app.gateway.storage import Storage
 from app.tracing.tracing import Tracing
@@ -48,6 +49,7 @@ class Service:
     batches: Batches
     responses: Responses
     recent: Recent
+    readiness: Readiness
     tracing: Tracing | None
     probe: Redis
     ring: Callable[[Ring], object]
@@ -63,6 +65,7 @@ class Service:
     def close(self) -> None:
         """End the threads and drop the connections."""
         self.follower.close()
+        self.readiness.close()
         if self.tracing is not None:
             self.tracing.close()
         self.rooms.close()

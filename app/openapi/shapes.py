@@ -309,3 +309,4 @@ class Health(TypedDict):
 class Ready(TypedDict):
     ready: bool
     missing: list[str]
+    age_ms: int

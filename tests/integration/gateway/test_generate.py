@@ -48,6 +48,18 @@ def test_one_prompt_has_one_answer(
     assert (params.max_tokens, params.min_tokens, params.temperature, params.seed) == (9, 2, 0.0, 5)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_same_key_gives_the_same_bytes(
+    gateway: GatewayProcess, answering: Answering, stream: bool
+) -> None:
+    body = {"text": "Hello", "stream": stream, "sampling_params": {"n": 2}}
+    first, again = [
+        gateway.call("POST", "/generate", body, Idempotency_Key=f"generate-{stream}") for _ in range(2)
+    ]
+    assert (first.status, sorted(first.raw.splitlines())) == (200, sorted(again.raw.splitlines()))
+    assert len(answering.claimed) == 2
+
+
 def test_defaults_are_those_of_its_clients(gateway: GatewayProcess, answering: Answering) -> None:
     ask(gateway, input_ids=[1, 2, 3])
     assert answering.claimed[-1].params.max_tokens == 128

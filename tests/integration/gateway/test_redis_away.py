@@ -163,7 +163,7 @@ def test_without_redis_nothing_is_accepted_and_health_says_why(
     gateway: GatewayProcess, rooms: Rooms, server: RedisServer
 ) -> None:
     with ScriptedWorker(rooms):
-        assert ready(gateway)
+        eventually(lambda: ready(gateway), "readiness")
         server.kill()
         for path, body in (
             ("/v1/requests", {"prompt": "a"}),
@@ -175,7 +175,8 @@ def test_without_redis_nothing_is_accepted_and_health_says_why(
             assert int(reply.headers["Retry-After"]) >= 1
         assert gateway.call("GET", "/v1/requests/req-1").status == 503
         assert gateway.call("GET", "/health").status == 200
-        assert gateway.call("GET", "/ready").body == {"ready": False, "missing": ["redis"]}
+        eventually(lambda: gateway.call("GET", "/ready").body["missing"] == ["redis"], "it is missed")
+        assert gateway.call("GET", "/ready").status == 503
         cluster = scraped(gateway, "/metrics/cluster")
         assert [(sample.name, sample.value) for sample in cluster] == [("kvrelay_redis_up", 0)]
         assert gateway.call("GET", "/metrics").status == 200
