@@ -124,7 +124,7 @@ class CallScanner:
     def _end_value(self) -> None:
         self._at, self._depth = _At.COMMA_OR_END, 0
         try:
-            value = _read(self._value)
+            value = read_json(self._value)
         except (ValueError, RecursionError):
             self.broken = True
             return
@@ -137,14 +137,14 @@ class CallScanner:
         if isinstance(value, str):
             self._fresh += value
             try:
-                value = _read(value)
+                value = read_json(value)
             except (ValueError, RecursionError):
                 value = None
         self._arguments = self._value
         self.broken = not isinstance(value, dict)
 
 
-def _read(text: str) -> Any:
+def read_json(text: str) -> Any:
     """Python's own reader takes NaN and Infinity too, which no client's would."""
     return json.loads(text, parse_constant=_refuse_constant)
 

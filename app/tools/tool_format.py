@@ -27,6 +27,7 @@ class ToolFormat(NamedTuple):
     end: str = ""
     arguments_key: str = "arguments"
     bare: bool = False
+    named: str = ""
     id_length: int = 24  # of a call's id
 
 
@@ -42,6 +43,9 @@ LLAMA3 = ToolFormat("llama3", start="<|python_tag|>", separator="; ", arguments_
 MISTRAL = ToolFormat(
     "mistral", start="[TOOL_CALLS]", separator=", ", opening="[TOOL_CALLS][", closing="]", id_length=9
 )
+MISTRAL_NAMED = ToolFormat(
+    "mistral-named", start="[TOOL_CALLS]", separator="", opening="", named="[ARGS]", id_length=9
+)
 
 
 def tool_format(template: ChatTemplate) -> ToolFormat | None:
@@ -52,10 +56,10 @@ def tool_format(template: ChatTemplate) -> ToolFormat | None:
     source = template.source
     if not template.knows_tools:
         return HERMES
-    if "<function=" in source or "[ARGS]" in source:
+    if "<function=" in source:
         return None
     if "[TOOL_CALLS]" in source:
-        return MISTRAL
+        return MISTRAL_NAMED if MISTRAL_NAMED.named in source else MISTRAL
     if "<tool_call>" in source:
         return HERMES
     # Templates of others show what a tool is with its "parameters" as well.
@@ -65,23 +69,40 @@ def tool_format(template: ChatTemplate) -> ToolFormat | None:
 
 def forced_calls(form: ToolFormat, functions: Sequence[Function], several: bool, tokenizer: Tokenizer) -> str:
     """The grammar of an answer that is a call of one of `functions`, or `several` calls."""
-    calls = [_call_schema(form, function) for function in functions]
-    schema = {"anyOf": calls, "x-guidance": {"whitespace_flexible": True, "whitespace_pattern": JSON_SPACE}}
-    marker = tokenizer.token_id(form.start)
+    most = MOST_FORCED_CALLS if several else 1
+    if form.named:
+        start, mark = _mark(form.start, tokenizer), _mark(form.named, tokenizer)
+        named = " | ".join(
+            f"{start} {json.dumps(each.name)} {mark} {_json(_arguments(each))}" for each in functions
+        )
+        return lark_grammar(f"start: call{{1,{most}}}\ncall: {named}\n")
+    schema = {"anyOf": [_call_schema(form, function) for function in functions]}
     opening = json.dumps(form.opening)
-    if marker in tokenizer.special_ids:  # no text stands for a special token
-        opening = f"<[{marker}]> {json.dumps(form.opening.removeprefix(form.start))}"
-    more = f"({json.dumps(form.separator)} call){{0,{MOST_FORCED_CALLS - 1}}}" if several else ""
-    return lark_grammar(
-        f"start: {opening} call {more} {json.dumps(form.closing)}\ncall: %json {json.dumps(schema)}\n"
-    )
+    if tokenizer.token_id(form.start) in tokenizer.special_ids:
+        opening = f"{_mark(form.start, tokenizer)} {json.dumps(form.opening.removeprefix(form.start))}"
+    more = f"({json.dumps(form.separator)} call){{0,{most - 1}}}" if several else ""
+    return lark_grammar(f"start: {opening} call {more} {json.dumps(form.closing)}\ncall: {_json(schema)}\n")
+
+
+def _mark(text: str, tokenizer: Tokenizer) -> str:
+    """In a grammar: no text stands for a special token."""
+    marker = tokenizer.token_id(text)
+    return f"<[{marker}]>" if marker in tokenizer.special_ids else json.dumps(text)
+
+
+def _json(schema: dict[str, Any]) -> str:
+    flexible = {"x-guidance": {"whitespace_flexible": True, "whitespace_pattern": JSON_SPACE}}
+    return f"%json {json.dumps(schema | flexible)}"
+
+
+def _arguments(function: Function) -> dict[str, Any]:
+    return function.parameters or {"type": "object"}
 
 
 def _call_schema(form: ToolFormat, function: Function) -> dict[str, Any]:
-    arguments = function.parameters or {"type": "object"}
     return {
         "type": "object",
-        "properties": {"name": {"const": function.name}, form.arguments_key: arguments},
+        "properties": {"name": {"const": function.name}, form.arguments_key: _arguments(function)},
         "required": ["name", form.arguments_key],
         "additionalProperties": False,
     }

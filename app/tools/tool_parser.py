@@ -6,6 +6,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from app.tools.call_scanner import CallScanner
+from app.tools.named_call_scanner import NamedCallScanner
 from app.tools.tool_format import ToolFormat
 
 _FILLERS = " \t\n\r,;[]"  # around and between calls
@@ -44,7 +45,7 @@ class ToolParser:
         self._at = _At.TEXT
         self._fresh = True  # nothing was told yet
         self._held = ""  # not told yet: it may turn out to be text
-        self._call = CallScanner()
+        self._call: CallScanner | NamedCallScanner = CallScanner()
         self._named = False  # the name of the current call was told
         self._after_call = False  # what is held stands behind a call
 
@@ -84,16 +85,21 @@ class ToolParser:
         return self._tell(len(self._held[:certain].rstrip()))
 
     def _between_calls(self, char: str) -> list[Piece]:
-        if char == "{":
-            self._at, self._call, self._named = _At.IN_CALL, CallScanner(), False
-            return self._in_call(char)
+        if char == "{" and not self._form.named:
+            return self._begin_call(CallScanner(), char)
         unknown, end = self._unknown(), self._form.end
         if self._after_call and unknown and unknown == end:
             self._at, self._held, self._after_call = _At.TEXT, "", False
             return []
         if self._form.start.startswith(unknown) or (self._after_call and end.startswith(unknown)):
             return []
+        if self._form.named and self._form.start in self._held:
+            return self._begin_call(NamedCallScanner(self._form.named), char)
         return self._give_up()
+
+    def _begin_call(self, scanner: CallScanner | NamedCallScanner, char: str) -> list[Piece]:
+        self._at, self._call, self._named = _At.IN_CALL, scanner, False
+        return self._in_call(char)
 
     def _unknown(self) -> str:
         """What is held, behind all that may stand before a call."""

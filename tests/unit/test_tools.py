@@ -13,7 +13,15 @@ from app.fields.schema import ChatBody, parse
 from app.gateway.errors import ApiError
 from app.tools.generic_tools import with_tools
 from app.tools.tool import Function
-from app.tools.tool_format import HERMES, LLAMA3, MISTRAL, ToolFormat, forced_calls, tool_format
+from app.tools.tool_format import (
+    HERMES,
+    LLAMA3,
+    MISTRAL,
+    MISTRAL_NAMED,
+    ToolFormat,
+    forced_calls,
+    tool_format,
+)
 from app.tools.tool_parser import Piece, ToolParser
 from app.tools.tool_reply import ToolReply
 from relay.chat_template import ChatTemplate
@@ -100,7 +108,37 @@ CRAFTED: list[tuple[ToolFormat, str, str, Calls]] = [
     ),
     (MISTRAL, '[TOOL_CALLS] [{"name": "stop_now", "arguments": {}, "id": "a"}]', "", [("stop_now", "{}")]),
     (MISTRAL, 'Well. [TOOL_CALLS] [{"name": "stop_now", "arguments": {}}]\n', "Well.", [("stop_now", "{}")]),
+    (
+        MISTRAL_NAMED,
+        f"Hm. [TOOL_CALLS]weather[ARGS]{ROME}[TOOL_CALLS]stop_now[CALL_ID]a1b2[ARGS] {{}}",
+        "Hm.",
+        [("weather", ROME), ("stop_now", "{}")],
+    ),
+    # what ends a list of calls is no text, what follows is
+    (MISTRAL, '[TOOL_CALLS][{"name": "stop_now", "arguments": {}}]\nbye', "\nbye", [("stop_now", "{}")]),
+    (
+        LLAMA3,
+        '{"name": "stop_now", "parameters": {}} ; {"name": "weather", "parameters": {"a": 1}} I {did} it;',
+        " I {did} it;",
+        [("stop_now", "{}"), ("weather", '{"a": 1}')],
+    ),
+    (
+        LLAMA3,
+        '{"name": "stop_now", "parameters": {}}; {"a": 1} was it',
+        ' {"a": 1} was it',
+        [("stop_now", "{}")],
+    ),
+    (
+        MISTRAL,
+        '[TOOL_CALLS][{"name": "stop_now", "arguments": {}}][TOOL_CALLS][{"name": "stop_now"}]',
+        "",
+        [("stop_now", "{}"), ("stop_now", "{}")],
+    ),
+    (HERMES, '<tool_call>{"name": "stop_now"}</tool_c', "", [("stop_now", "{}")]),  # cut off there
     # what is no call is text, to the last character
+    (HERMES, "<tool_call>\n</tool_call>", "<tool_call>\n</tool_call>", []),
+    (MISTRAL_NAMED, "[TOOL_CALLS]weather{}", "[TOOL_CALLS]weather{}", []),
+    (MISTRAL_NAMED, "[TOOL_CALLS]rm[ARGS]{}", "[TOOL_CALLS]rm[ARGS]{}", []),
     (HERMES, "  1 < 2 <tool <tool_cal\n\n", "  1 < 2 <tool <tool_cal\n\n", []),
     (HERMES, "<tool_call>oops</tool_call> x", "<tool_call>oops</tool_call> x", []),
     (HERMES, '<tool_call>{"name": "rm", "arguments": {}}', '<tool_call>{"name": "rm", "arguments": {}}', []),
@@ -129,7 +167,10 @@ def test_arguments_come_in_pieces_behind_the_name() -> None:
     assert parser.push('ty": "Ro') == [Piece(index=0, arguments=char) for char in 'ty": "Ro']
 
 
-@pytest.mark.parametrize("rest", ['{"city": oops}}</tool_call>', '{"city": "Ro', '{"city": "Rome"} x}'])
+@pytest.mark.parametrize(
+    "rest",
+    ['{"city": NaN}}</tool_call>', '{"city": oops}}</tool_call>', '{"city": "Ro', '{"city": "Rome"} x}'],
+)
 def test_a_broken_call_is_content_of_a_whole_answer(rest: str) -> None:
     answer = f'<tool_call>{{"name": "weather", "arguments": {rest}'
     reply = ToolReply(HERMES, NAMES, True, "a")
@@ -184,6 +225,7 @@ TEMPLATES = {
     '{% for t in tools %}{"name": "{{ t }}", "parameters": {}}{% endfor %}Write <function_call> {...}': None,
     "<|start_header_id|>{{ tools }} Answer [name(key=value)]": None,
     "{{ tools }}[AVAILABLE_TOOLS][TOOL_CALLS]": MISTRAL,
+    "{{ tools }}[TOOL_CALLS]{{ name }}[ARGS]": MISTRAL_NAMED,
     "{{ messages }} without any": HERMES,
     "{{ tools }} in a way of its own": None,
     "{{ tools }}<tool_call><function=": None,
@@ -256,7 +298,7 @@ def forced_answer(grammar: str, seed: int) -> str:
     raise AssertionError("no end")
 
 
-@pytest.mark.parametrize("form", [HERMES, LLAMA3, MISTRAL])
+@pytest.mark.parametrize("form", [HERMES, LLAMA3, MISTRAL, MISTRAL_NAMED])
 @pytest.mark.parametrize("several", [True, False])
 def test_a_forced_answer_is_calls_that_follow_the_schema(form: ToolFormat, several: bool) -> None:
     grammar = forced_calls(form, [WEATHER], several, tokenizer())
