@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from relay.model_file import default_model_path
 from tests.clients.benchmarks import aiperf, guidellm, sglang, vllm
 from tests.clients.command_line import llm
 from tests.clients.environment import HERE, ROOT, InstallFailed, environment
@@ -26,6 +27,8 @@ CLIENTS: dict[str, Callable[[Site], list[Report]]] = {
     "sglang": sglang,
     "vllm": vllm,
 }
+# Those that only know what the server tells them: the model is served as it comes, and no folder is written.
+ONLY_ASK = {"openai", "llm"}
 
 
 def main() -> int:
@@ -37,13 +40,18 @@ def main() -> int:
     failed = False
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder)
-        model = ROOT / "build" / "clients" / "model"
-        if not (model / "tokenizer.json").exists():
-            write_model_folder(model)
+        model = default_model_path() if ONLY_ASK.issuperset(names) else _model_folder()
         with Server(model, base) as server:
             for name in names:
                 failed |= not _run(name, server, model, base)
     return int(failed)
+
+
+def _model_folder() -> Path:
+    folder = ROOT / "build" / "clients" / "model"
+    if not (folder / "tokenizer.json").exists():
+        write_model_folder(folder)
+    return folder
 
 
 def _run(name: str, server: Server, model: Path, base: Path) -> bool:

@@ -59,7 +59,8 @@ class Script:
         answer = self.client.chat.completions.create(
             model=self.model,
             messages=QUESTION,
-            max_completion_tokens=32,
+            max_completion_tokens=64,
+            temperature=0,
             response_format={
                 "type": "json_schema",
                 "json_schema": {"name": "color", "schema": COLOR, "strict": True},
@@ -73,6 +74,7 @@ class Script:
             model=self.model,
             messages=QUESTION,
             max_completion_tokens=64,
+            temperature=0,
             tools=[{"type": "function", "function": {"name": "paint", "parameters": COLOR}}],
             tool_choice={"type": "function", "function": {"name": "paint"}},
         )
