@@ -113,6 +113,11 @@ class Rooms:
     def record(self, request_id: str) -> Record | None:
         return _record(request_id, self._functions.call("record", request_id))
 
+    def state(self, request_id: str) -> State | None:
+        """Of the record, and no more of it: who waits asks this again and again."""
+        found: Any = self.redis.hget(f"{self.root}:req:{request_id}", "state")
+        return State(found.decode()) if found else None
+
     def timeline(self, request_id: str) -> Timeline | None:
         fields, entries, now = self._functions.call("timeline", request_id)
         record = _record(request_id, fields)

@@ -80,9 +80,9 @@ def _events(
 def _has_ended(service: Service, request_id: str) -> bool:
     """Raises ApiError when Redis has forgotten the request."""
     try:
-        record = service.rooms.record(request_id)
+        state = service.rooms.state(request_id)
     except RedisError:
         return False
-    if record is None:
+    if state is None:
         raise ApiError(500, "Redis lost this request: send it again.", code="request_lost")
-    return record.state.terminal
+    return state.terminal

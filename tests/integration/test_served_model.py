@@ -354,6 +354,14 @@ def test_prompt_logprobs_of_a_chat_and_of_a_poll(client: openai.OpenAI, gateway:
     assert values == pytest.approx(shown, abs=1e-4)
 
 
+def test_what_is_said_is_in_no_log_of_a_worker(relay: Relay, client: openai.OpenAI) -> None:
+    client.completions.create(model=MODEL, prompt="kumquat", max_tokens=4, echo=True)
+    for worker in relay.workers:
+        written = worker.log.read_text()
+        assert "claimed" in written, "the level is info"
+        assert "kumquat" not in written
+
+
 def test_log_probabilities_outlive_their_prefill_worker(
     relay: Relay, gateway: GatewayProcess, tokenizer: Tokenizer
 ) -> None:

@@ -23,8 +23,7 @@ def watch() -> Watch:
 @pytest.fixture
 def service() -> Service:
     """One whose Redis says that the request has ended."""
-    record = SimpleNamespace(state=State.FINISHED)
-    return cast(Service, SimpleNamespace(rooms=SimpleNamespace(record=lambda _: record)))
+    return cast(Service, SimpleNamespace(rooms=SimpleNamespace(state=lambda _: State.FINISHED)))
 
 
 def test_redis_that_comes_back_twice_loses_no_end(watch: Watch, service: Service) -> None:
