@@ -1,5 +1,9 @@
 // What this machine has: its instruction sets, and their tables.
 #include <unistd.h>
+#if defined(KVRELAY_AMX)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#endif
 
 #include <stdexcept>
 
@@ -19,6 +23,9 @@ extern const KernelTable kBaselineBf16, kBaselineF32;
 extern const KernelTable kAvx2Bf16, kAvx2F32, kAvx512Bf16, kAvx512F32, kAvx512VnniBf16, kAvx512VnniF32,
     kAvx512Bf16Bf16;
 #endif
+#if defined(KVRELAY_AMX)
+extern const KernelTable kAmxBf16;
+#endif
 
 namespace {
 
@@ -29,6 +36,21 @@ struct Isa {
     const KernelTable* in_f32;
 };
 
+#if defined(KVRELAY_AMX)
+// The processor has tiles of bfloat16, and the kernel lets this process use them: all of its threads, also those that
+// run already. It is asked once, and refuses where a thread's signal stack is too small for their state.
+bool may_use_tiles() {
+    static const bool allowed = [] {
+        constexpr int kAskForState = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
+        constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24;
+        unsigned a, b, c, d;
+        if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kBf16) == 0 || (d & kTile) == 0) return false;
+        return syscall(SYS_arch_prctl, kAskForState, kTileData) == 0;
+    }();
+    return allowed;
+}
+#endif
+
 std::vector<Isa> isas() {
     std::vector<Isa> found;
 #if defined(__x86_64__)
@@ -38,6 +60,9 @@ std::vector<Isa> isas() {
                         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
     const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
     const bool dot = vnni && __builtin_cpu_supports("avx512bf16");
+#if defined(KVRELAY_AMX)
+    found.push_back({"amx_bf16", dot && may_use_tiles(), &kAmxBf16, &kAvx512VnniF32});
+#endif
     found.push_back({"avx512_bf16", dot, &kAvx512Bf16Bf16, &kAvx512VnniF32});
     found.push_back({"avx512_vnni", vnni, &kAvx512VnniBf16, &kAvx512VnniF32});
     found.push_back({"avx512", avx512, &kAvx512Bf16, &kAvx512F32});

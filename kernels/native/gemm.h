@@ -18,6 +18,9 @@ struct Gemm {
     using F = typename Isa::F;
     using U = typename Isa::U;
     using In = Input<Isa, Weight>;
+    struct Registers {  // of `compute_into`, to be held while it is called
+        explicit Registers(int) {}
+    };
 
     static constexpr int parts = kPanel / Isa::width;
     static constexpr int rows = Isa::tile_rows;

@@ -184,6 +184,10 @@ struct Avx512Bf16 : Avx512Vnni {
 };
 #endif
 
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__)
+struct Amx : Avx512Bf16 {};  // its products are in `tile_gemm.h`
+#endif
+
 // ---- loads and stores; pointers need no alignment
 
 template <class V>
@@ -284,6 +288,13 @@ struct InputOf {
 #if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
 template <>
 struct InputOf<Avx512Bf16, bf16> {
+    using type = bf16;
+};
+#endif
+
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__)
+template <>
+struct InputOf<Amx, bf16> {
     using type = bf16;
 };
 #endif

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "isa.h"
+#include "tiles.h"
 
 namespace kvrelay {
 namespace {
@@ -64,6 +65,20 @@ int64_t multiply(int rounds) {
     const int values = Isa::width * 4 / int{sizeof(Input<Isa, Weight>)};
     return int64_t{rounds} * sums * values * 2;
 }
+
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__)
+template <>
+int64_t multiply<Amx, bf16>(int rounds) {
+    const Tiles tiles(Tiles::kRows);
+    for (int round = 0; round < rounds; ++round) {
+        Tiles::multiply<0, 0>();
+        Tiles::multiply<0, 1>();
+        Tiles::multiply<1, 0>();
+        Tiles::multiply<1, 1>();
+    }
+    return int64_t{rounds} * 4 * 16 * 16 * 32 * 2;
+}
+#endif
 
 }  // namespace
 }  // namespace kvrelay

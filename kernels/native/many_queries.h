@@ -5,8 +5,8 @@
 // the block is prepared once for all rows.
 #pragma once
 
-#include "gemm.h"
 #include "paged_rows.h"
+#include "products.h"
 #include "transposed.h"
 
 namespace kvrelay {
@@ -17,7 +17,7 @@ struct ManyQueries {
     using F = typename Isa::F;
     using U = typename Isa::U;
     using In = Input<Isa, Weight>;
-    using Product = Gemm<Isa, In>;
+    using Product = Products<Isa, In>;
     using Turned = Transposed<Isa, In>;
 
     static constexpr int width = Isa::width;
@@ -76,6 +76,7 @@ struct ManyQueries {
             next += (count * sizeof(*at) + 63) / 64 * 64;
         });
         begin(job, memory, heads, rows, panels);
+        const typename Product::Registers registers(kPanel);
         for (int key = job.first_key; key < job.last_key; key += kBlock) {
             const int keys = job.last_key - key < kBlock ? job.last_key - key : kBlock;
             for (int head = 0; head < heads; ++head) {

@@ -4,8 +4,8 @@
 // are bound by multiplications: panels are unpacked into the cache, in the type that the fast products take.
 #pragma once
 
-#include "gemm.h"
 #include "input_groups.h"
+#include "products.h"
 
 namespace kvrelay {
 namespace {
@@ -26,7 +26,7 @@ struct Codes {
 
 template <class Isa, class Weight>
 struct QuantizedGemm {
-    using Dense = Gemm<Isa, Weight>;
+    using Dense = Products<Isa, Weight>;
     using F = typename Isa::F;
     using U = typename Isa::U;
     using I = typename Isa::I;

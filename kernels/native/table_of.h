@@ -34,7 +34,7 @@ void product(const Product& job) {
     if (job.matrix->quantized()) {
         QuantizedGemm<Isa, Weight>::product(job);
     } else {
-        Gemm<Isa, Weight>::product(job);
+        Products<Isa, Weight>::product(job);
     }
 }
 
