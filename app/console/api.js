@@ -69,9 +69,10 @@ async function problemOf(response) {
 /** Of a question that is asked all the time: the answer may be a second old. */
 export const WATCHING = { "Cache-Control": "max-age=1" };
 
-/** JSON that is asked for again and again; `get` answers null when it is the same as before. */
+/** JSON that is asked for again and again, and sent again only when it has changed. */
 export class Watched {
   #etag = null;
+  #found = null; // kept here: who asked drops it where another of its questions fails
 
   async get(path, signal) {
     const headers = { ...WATCHING };
@@ -79,14 +80,14 @@ export class Watched {
     const response = await ask("GET", path, { headers, signal });
     if (response.status === 304) {
       await response.text(); // else the browser counts it as cancelled
-      return null;
+    } else {
+      this.#found = await response.json();
+      this.#etag = response.headers.get("ETag");
     }
-    const found = await response.json();
-    this.#etag = response.headers.get("ETag");
-    return found;
+    return this.#found;
   }
 
   forget() {
-    this.#etag = null;
+    this.#etag = this.#found = null;
   }
 }

@@ -12,17 +12,13 @@ const LENGTHS = [20, 60, 200]; // of the list; older ones are for programs
 
 const poolsAnswer = new Watched();
 const listAnswer = new Watched();
-let pools = null;
-let list = null;
 let length = 0;
 
 async function refresh(signal) {
-  const [newPools, newList] = await Promise.all([
+  const [pools, list] = await Promise.all([
     poolsAnswer.get("/v1/pools", signal),
     listAnswer.get(`/v1/requests?limit=${LENGTHS[length]}`, signal),
   ]);
-  pools = newPools ?? pools;
-  list = newList ?? list;
   // Also what did not change: ages do.
   showPools(pools);
   showRequests(list.data);

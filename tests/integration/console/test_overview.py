@@ -141,6 +141,22 @@ def test_redis_goes_and_comes_back(
     expect(page.locator("#notice")).to_be_hidden()
 
 
+def test_half_an_answer_is_not_lost(page: Page, gateway: GatewayProcess) -> None:
+    """The pools came, the list did not: what is then said to be unchanged is what came before."""
+    page.route("**/v1/requests?*", lambda route: route.fulfill(status=503, json={}), times=1)
+    overview(page, gateway)
+    expect(page.locator("#pools")).to_contain_text("No prefill worker lives.")
+
+
+def test_durations_are_what_people_read(page: Page, gateway: GatewayProcess) -> None:
+    overview(page, gateway)
+    shown = page.evaluate(
+        "async () => [0.994, 9.96, 999.6, 9996, 59_949, 59_951, 3_599_400, 3_599_600]"
+        ".map((await import('/console/static/units.js')).duration)"
+    )
+    assert shown == ["0.99 ms", "10 ms", "1.00 s", "10.0 s", "59.9 s", "1 m 0 s", "59 m 59 s", "1 h 0 m"]
+
+
 def test_a_hidden_page_asks_nothing(page: Page, gateway: GatewayProcess) -> None:
     overview(page, gateway)
 
