@@ -13,8 +13,12 @@ def key(name: str, admin: bool) -> None:
     Example:
       kvrelay key team-a >> keys.toml
     """
-    from app.gateway.keys import new_key, stanza
+    from app.gateway.keys import check_name, new_key, stanza
 
+    try:
+        check_name(name)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="WHOSE") from None
     secret = new_key()
     click.echo(f"{secret}\n", err=True)  # apart from the stanza, which `>> keys.toml` takes
     click.echo(stanza(name, secret, admin), nl=False)

@@ -6,6 +6,7 @@ A key is 32 random bytes, so a plain SHA-256 cannot be searched backwards; there
 import hashlib
 import logging
 import os
+import re
 import secrets
 import threading
 import time
@@ -115,9 +116,16 @@ def new_key() -> str:
     return f"kvr-{secrets.token_urlsafe(32)}"
 
 
+def check_name(name: str) -> None:
+    """Raises ValueError for a name that a key file may not hold."""
+    if not re.fullmatch(_NAME, name):
+        raise ValueError(f"{name!r} is no name: up to 64 letters and digits, and behind the first also _ . and -")
+
+
 def stanza(name: str, secret: str, admin: bool = False) -> str:
-    """The lines that give `secret` a place in the key file."""
-    return f'[{name}]\nsha256 = "{digest(secret)}"\n' + ("admin = true\n" if admin else "")
+    """The lines that give `secret` a place in the key file. A dot that is not quoted would begin a table within
+    a table."""
+    return f'["{name}"]\nsha256 = "{digest(secret)}"\n' + ("admin = true\n" if admin else "")
 
 
 def _version(path: Path | None) -> tuple[int, int, int] | None:

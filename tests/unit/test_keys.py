@@ -4,7 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from app.cli import cli
 from app.gateway import keys
 from app.gateway.keys import EVERYBODY, Caller, KeyRing, digest, new_key, stanza
 from relay.settings import Settings, SettingsError
@@ -48,6 +50,20 @@ def test_a_file_names_callers_and_their_limits(tmp_path: Path) -> None:
     assert keys.caller(secret) == Caller("team-a", tokens_per_minute=9)
     assert keys.caller(other) == Caller("ops", admin=True)
     assert secret not in path.read_text()
+
+
+@pytest.mark.parametrize("name", ["team.a", "3", "a" * 64])
+def test_what_the_command_writes_the_gateway_reads(tmp_path: Path, name: str) -> None:
+    made = CliRunner().invoke(cli, ["key", name])
+    (tmp_path / "keys.toml").write_text(made.stdout)
+    assert ring(api_keys_file=str(tmp_path / "keys.toml")).caller(made.stderr.strip()) == Caller(name)
+
+
+@pytest.mark.parametrize("name", ["", "my team", ".a", 'a"]\n["b', "a" * 65])
+def test_the_command_refuses_a_name_that_a_file_may_not_hold(name: str) -> None:
+    made = CliRunner().invoke(cli, ["key", "--", name])
+    assert (made.exit_code, made.stdout) == (2, "")
+    assert "WHOSE" in made.stderr
 
 
 def test_a_changed_file_holds_soon_and_a_broken_one_changes_nothing(
