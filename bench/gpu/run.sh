@@ -36,8 +36,7 @@ part() { # NAME SECONDS COMMAND...: its output goes to OUT/NAME.log
 }
 
 unpack() {
-    local work
-    work=$(mktemp -d /tmp/kvrelay-gpu.XXXXXX)
+    work=$(mktemp -d "${TMPDIR:-/tmp}/kvrelay-gpu.XXXXXX") # not local: the trap outlives this function
     trap 'rm -rf "$work"' EXIT
     tar -C "$work" -xJf build/gpu/pack.tar.xz || exit 1
     export PYTHONPATH="$PWD:$work/site${PYTHONPATH:+:$PYTHONPATH}"

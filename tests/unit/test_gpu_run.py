@@ -1,6 +1,7 @@
 """The plumbing of bench/gpu/run.sh, on a CPU: parts that fail or hang do not take the others along."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -45,3 +46,15 @@ def test_a_failing_part_leaves_the_others_their_results(tmp_path: Path) -> None:
     for line in ("limits: ok", "contract: failed", "steps: ok", "prefill, 64 tokens"):
         assert line in table
     assert "no results of: transfer, relay" in table
+
+
+def test_what_was_unpacked_does_not_stay(tmp_path: Path) -> None:
+    script, pack = tmp_path / "bench/gpu/run.sh", tmp_path / "build/gpu/pack.tar.xz"
+    for folder in (script.parent, pack.parent, tmp_path / "site", tmp_path / "tmp"):
+        folder.mkdir(parents=True)
+    shutil.copy(ROOT / "bench/gpu/run.sh", script)
+    subprocess.run(["tar", "-C", tmp_path, "-cJf", pack, "site"], check=True)
+    env = {**os.environ, "PARTS": "none", "TMPDIR": str(tmp_path / "tmp")}
+    done = subprocess.run(["bash", script], env=env, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not list((tmp_path / "tmp").iterdir())
