@@ -146,4 +146,4 @@ for _name in LEG_OF_TASK:
 def _configure_logs(**_: Any) -> None:
     # Celery says at each reconnect that the default of a setting will change, also when it is set.
     warnings.filterwarnings("ignore", category=CPendingDeprecationWarning)
-    logs.configure()
+    logs.configure(Settings.from_env().log_level)

@@ -1,7 +1,6 @@
 """Structured logs: one line per event, `event key=value ...`."""
 
 import logging
-import os
 import sys
 from typing import Any
 
@@ -16,9 +15,8 @@ def event(logger: logging.Logger, name: str, level: int = logging.INFO, **fields
     logger.log(level, "%s %s", name, shown)
 
 
-def configure(level: str | None = None) -> None:
-    """Send this process's logs to stderr at `LOG_LEVEL` (default INFO)."""
-    level = level or os.environ.get("LOG_LEVEL", "INFO")
+def configure(level: str) -> None:
+    """Send this process's logs to stderr."""
     logging.basicConfig(stream=sys.stderr, format=FORMAT, level=level, force=True)
 
 

@@ -57,6 +57,18 @@ def _choice(default: str, choices: tuple[str, ...], about: str) -> Any:
     return _setting(default, read, ", ".join(choices), about)
 
 
+def _level(default: str, about: str) -> Any:
+    """How much is logged, in letters of any case."""
+    levels = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
+    def read(text: str) -> str:
+        if text.upper() not in levels:
+            raise ValueError
+        return text.upper()
+
+    return _setting(default, read, ", ".join(levels), about)
+
+
 def _text(default: str, allowed: str, about: str) -> Any:
     return _setting(default, str, allowed, about)
 
@@ -143,6 +155,8 @@ class Settings:
     cors_origins: str = _text(
         "", "text", "web origins whose pages may call, with spaces between; empty: none"
     )
+
+    log_level: str = _level("INFO", "how much is logged")
 
     prefill_workers: int = _whole(1, 0, 64, "prefill workers that `kvrelay up` starts")
     decode_workers: int = _whole(1, 0, 64, "decode workers that `kvrelay up` starts")

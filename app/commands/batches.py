@@ -14,6 +14,6 @@ def batches() -> None:
     from relay import log
 
     settings = Settings.from_env()
-    log.configure()
+    log.configure(settings.log_level)
     BatchProcessor(settings).serve()
     os._exit(0)  # at once: the threads of open lines have nothing to lose

@@ -119,12 +119,11 @@ def new_key() -> str:
 def check_name(name: str) -> None:
     """Raises ValueError for a name that a key file may not hold."""
     if not re.fullmatch(_NAME, name):
-        raise ValueError(f"{name!r} is no name: up to 64 letters and digits, and behind the first also _ . and -")
+        raise ValueError(f"{name!r} is no name: up to 64 letters, digits, _ . and -, a letter or digit first")
 
 
 def stanza(name: str, secret: str, admin: bool = False) -> str:
-    """The lines that give `secret` a place in the key file. A dot that is not quoted would begin a table within
-    a table."""
+    """The lines that give `secret` a place in the key file. Quoted, since a dot may begin a table within."""
     return f'["{name}"]\nsha256 = "{digest(secret)}"\n' + ("admin = true\n" if admin else "")
 
 

@@ -4,5 +4,6 @@ from app.gateway.gateway import create_app
 from relay import log
 from relay.settings import Settings
 
-log.configure()
-app = create_app(Settings.from_env())
+settings = Settings.from_env()
+log.configure(settings.log_level)
+app = create_app(settings)

@@ -93,7 +93,7 @@ def test_settings_are_settings() -> None:
         for each in RUNNING + ON_GPUS
         for variable in each["spec"]["template"]["spec"]["containers"][0].get("env", [])
     }
-    known = {name.upper() for name in Settings.__dataclass_fields__} | {"LOG_LEVEL", "FLOWER_BASIC_AUTH"}
+    known = {name.upper() for name in Settings.__dataclass_fields__} | {"FLOWER_BASIC_AUTH"}
     assert {name.removesuffix("_FILE") for name in variables} <= known
 
 

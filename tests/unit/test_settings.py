@@ -19,6 +19,7 @@ def test_values_are_read_in_their_type() -> None:
     )
     assert (settings.port, settings.quarantine_share, settings.kv_digest) == (9, 0.5, True)
     assert (settings.dtype, settings.model_name) == ("float32", "m")
+    assert Settings.from_env({"LOG_LEVEL": "debug"}).log_level == "DEBUG"
 
 
 def test_the_broker_is_redis_unless_set() -> None:
@@ -35,6 +36,7 @@ def test_the_broker_is_redis_unless_set() -> None:
         ("QUARANTINE_SHARE", "nan", "number, 0.01 to 1"),
         ("QUARANTINE_SHARE", "2", "number, 0.01 to 1"),
         ("DTYPE", "fp8", "float32, bfloat16, float16"),
+        ("LOG_LEVEL", "verbose", "DEBUG, INFO, WARNING, ERROR, CRITICAL"),
         ("KV_DIGEST", "maybe", "0, 1, true, false"),
         ("FILES_URL", "ftp://host/folder", "path, or URL with s3://"),
     ],
