@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from app.commands.api_client import ApiClient
+from app.launch.address import base_url
 from relay.settings import Settings
 
 
@@ -28,8 +29,7 @@ no_color = click.option(
 
 def _client(_: click.Context, __: click.Parameter, url: str | None) -> ApiClient:
     settings = Settings.from_env()
-    host = "127.0.0.1" if settings.host == "0.0.0.0" else settings.host
-    return ApiClient(url or f"http://{host}:{settings.port}", settings.api_key or settings.admin_key)
+    return ApiClient(url or base_url(settings.host, settings.port), settings.api_key or settings.admin_key)
 
 
 def gateway(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from app.doctor.finding import Finding, fail, ok, warn
 from app.gateway.keys import KeyRing
 from app.launch import programs
+from app.launch.address import base_url, netloc
 from app.launch.checks import CheckFailed, check_folder, check_port, parse_cores
 from relay.settings import Settings
 
@@ -40,16 +41,17 @@ def check_ports(settings: Settings) -> Iterator[Finding]:
         "FLOWER_PORT": (settings.flower_port, "/", b"Flower"),
     }
     for variable, (port, path, word) in ours.items():
+        where = netloc(settings.host, port)
         try:
             check_port(settings.host, port, variable)
         except CheckFailed as error:
             if _says(settings.host, port, path, word):
-                yield ok(variable, f"{settings.host}:{port} is taken by what belongs there: it runs already")
+                yield ok(variable, f"{where} is taken by what belongs there: it runs already")
             else:
                 what, _, todo = str(error).partition(": ")
                 yield fail(variable, what, todo)
         else:
-            yield ok(variable, f"{settings.host}:{port} is free")
+            yield ok(variable, f"{where} is free")
 
 
 def check_access(settings: Settings) -> Iterator[Finding]:
@@ -63,7 +65,7 @@ def check_access(settings: Settings) -> Iterator[Finding]:
         return
     if everybody and not programs.is_loopback(settings.host):
         todo = "set API_KEY or API_KEYS_FILE: docs/security.md"
-        yield warn("access", f"whoever reaches {settings.host}:{settings.port} may call", todo)
+        yield warn("access", f"whoever reaches {netloc(settings.host, settings.port)} may call", todo)
     else:
         yield ok("access", "on this machine only" if everybody else "with keys")
 
@@ -123,9 +125,8 @@ def check_cores(settings: Settings) -> Iterator[Finding]:
 
 def _says(host: str, port: int, path: str, word: bytes) -> bool:
     """Whether what listens there names itself so, be it in a refusal."""
-    host = "127.0.0.1" if host == "0.0.0.0" else host
     try:
-        with urllib.request.urlopen(f"http://{host}:{port}{path}", timeout=3) as answer:
+        with urllib.request.urlopen(f"{base_url(host, port)}{path}", timeout=3) as answer:
             return word in answer.read(65_536)
     except urllib.error.HTTPError as error:
         return word in error.read(65_536)

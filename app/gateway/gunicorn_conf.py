@@ -6,6 +6,7 @@ import socket
 import struct
 from typing import Any
 
+from app.launch.address import netloc
 from app.launch.supervisor import die_with_parent
 from relay.settings import Settings
 
@@ -16,7 +17,7 @@ _SEND_S = 60  # the longest time in which a client reads nothing of what waits f
 
 _settings = Settings.from_env()
 
-bind = f"{_settings.host}:{_settings.port}"
+bind = netloc(_settings.host, _settings.port)
 worker_class = "app.gateway.gateway_worker.GatewayWorker"
 workers = 1
 threads = _settings.gateway_threads

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from redis.exceptions import RedisError
 
+from app.launch.address import netloc
 from relay.redis_client import probe_client
 from relay.redis_url import RedisUrl
 
@@ -26,7 +27,7 @@ def check_port(host: str, port: int, variable: str) -> None:
             listener.listen()
     except OSError as error:
         raise CheckFailed(
-            f"Cannot listen on {host}:{port} ({error.strerror}): stop what uses the port,"
+            f"Cannot listen on {netloc(host, port)} ({error.strerror}): stop what uses the port,"
             f" or choose another one, as in {variable}={port + 1 if port < 65_535 else 8000}."
         ) from error
 

@@ -6,6 +6,7 @@ import urllib.request
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from app.launch.address import base_url
 from relay.settings import Settings
 from relay.worker_card import Incarnation, WorkerCard, host_identity
 
@@ -49,11 +50,11 @@ def _lives_here(incarnation: Incarnation, host: str) -> bool:
 
 
 def of_gateway(settings: Settings) -> Health:
-    return _fetched(f"http://{_reachable(settings.host)}:{settings.port}/ready")
+    return _fetched(f"{base_url(settings.host, settings.port)}/ready")
 
 
 def of_flower(settings: Settings) -> Health:
-    return _fetched(f"http://{_reachable(settings.host)}:{settings.flower_port}/healthcheck")
+    return _fetched(f"{base_url(settings.host, settings.flower_port)}/healthcheck")
 
 
 def of_redis(settings: Settings) -> Health:
@@ -67,10 +68,6 @@ def of_redis(settings: Settings) -> Health:
     except RedisError as error:
         return Health(False, f"Redis does not answer: {error}")
     return Health(True, "Redis answers.")
-
-
-def _reachable(host: str) -> str:
-    return "127.0.0.1" if host == "0.0.0.0" else host
 
 
 def _fetched(url: str) -> Health:

@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 
 from app.gateway.keys import KeyRing
 from app.launch import programs
+from app.launch.address import base_url
 from app.launch.checks import CheckFailed, check_folder, check_port, check_redis, parse_cores, share_cores
 from app.launch.display import Display
 from app.launch.gpus import gpu_env, visible_gpus
@@ -44,9 +45,8 @@ class Launcher:
         self._display = Display()
         self._supervisor = Supervisor()
         self._stop_requests = 0
-        host = "127.0.0.1" if settings.host == "0.0.0.0" else settings.host
-        self._gateway_url = f"http://{host}:{settings.port}"
-        self._flower_url = f"http://{host}:{settings.flower_port}"
+        self._gateway_url = base_url(settings.host, settings.port)
+        self._flower_url = base_url(settings.host, settings.flower_port)
 
     def run(self) -> int:
         """Serve until a signal. The exit status."""

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from app.launch.health import worker_here
 from relay.rooms import Rooms
 from relay.settings import Settings
 from relay.worker_card import Incarnation, WorkerCard, host_identity
+from tests.gateway_rig import GatewayProcess
 from tests.integration.scene import card
 from tests.servers import RedisServer, free_port
 
@@ -86,3 +88,19 @@ def test_the_worker_of_another_container_or_life_is_not_this_one() -> None:
     others = [elsewhere, neighbour, before]
     assert worker_here(others, host_identity(), HOSTNAME) is None
     assert worker_here([*others, here("mine", mine)], host_identity(), HOSTNAME) == here("mine", mine)
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+@pytest.mark.parametrize("host", ["::1", "::"])
+def test_a_gateway_may_listen_on_ipv6(server: RedisServer, tmp_path: Path, host: str) -> None:
+    with GatewayProcess(server.url, "six", tmp_path / "log", address="::1", HOST=host) as gateway:
+        found = healthy("gateway", HOST=host, PORT=gateway.port)
+    assert "decode worker" in found.stdout, "it says what is missing"

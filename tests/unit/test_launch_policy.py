@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from app.launch.address import base_url
 from app.launch.checks import CheckFailed, parse_cores, share_cores
 from app.launch.programs import flower_env, worker_command
 from app.launch.supervisor import MAX_BACKOFF_S, backoff_s
@@ -84,3 +85,13 @@ def test_a_short_name_is_the_one_that_was_given() -> None:
     node = f"{node_name('decode.2', 'org/a model')}@host"
     assert (node, short_name(node, "org/a model")) == ("decode.2.org-a-model@host", "decode.2")
     assert short_name("decode@test", "m") == "decode"
+
+
+def test_what_listens_everywhere_is_asked_on_the_loopback() -> None:
+    hosts = ("10.0.0.1", "0.0.0.0", "::", "fd00::2")
+    assert [base_url(host, 8000) for host in hosts] == [
+        "http://10.0.0.1:8000",
+        "http://127.0.0.1:8000",
+        "http://[::1]:8000",
+        "http://[fd00::2]:8000",
+    ]
