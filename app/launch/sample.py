@@ -1,14 +1,17 @@
 """One question over the public API, to show that everything works and where the time went."""
 
 import json
+import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 QUESTION = "Name three primary colors."
 MAX_TOKENS = 32
-_WAIT_S = 30
-_TRIES = 10
+_WAIT_S = 1
+_PATIENCE_S = 300
+_CALL_S = 10  # beyond the wait
 
 
 class Sample(NamedTuple):
@@ -40,21 +43,25 @@ class SampleFailed(Exception):
     """The question was not answered; the message says what the server said."""
 
 
-def ask(base_url: str, key: str) -> Sample:
-    """Ask QUESTION greedily and wait for the end. Raises SampleFailed."""
+def ask(base_url: str, key: str, turn: Callable[[], None]) -> Sample:
+    """Ask QUESTION greedily and wait for the end, with a `turn` each second. Raises SampleFailed, and what
+    `turn` raises."""
     body = {
         "messages": [{"role": "user", "content": QUESTION}],
         "max_tokens": MAX_TOKENS,
         "temperature": 0,
     }
     accepted = _call(key, f"{base_url}/v1/requests", body)
-    for _ in range(_TRIES):
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
         record = _call(key, f"{base_url}{accepted['links']['self']}?wait={_WAIT_S}")
         if record["status"] == "finished":
             return Sample(record)
         if record["error"]:
             raise SampleFailed(record["error"]["message"])
-    raise SampleFailed(f"no answer in {_TRIES * _WAIT_S} s; {accepted['id']} is {record['status']}")
+        if record["status"] == "cancelled" or time.monotonic() > deadline:
+            raise SampleFailed(f"{accepted['id']} is {record['status']}")
+        turn()
 
 
 def _call(key: str, url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -62,7 +69,7 @@ def _call(key: str, url: str, body: dict[str, Any] | None = None) -> dict[str, A
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
     request = urllib.request.Request(url, data, headers)
     try:
-        with urllib.request.urlopen(request, timeout=_WAIT_S + 30) as response:
+        with urllib.request.urlopen(request, timeout=_WAIT_S + _CALL_S) as response:
             return dict(json.load(response))
     except urllib.error.HTTPError as error:
         raise SampleFailed(error.read().decode(errors="replace")) from error

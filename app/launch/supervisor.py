@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -20,6 +21,7 @@ MAX_BACKOFF_S = 30.0
 STEADY_S = 60.0  # who ran this long has not failed in a row
 HURRY_S = 5.0  # between the second SIGTERM, at which a worker hands back what it runs, and SIGKILL
 POLL_S = 0.05
+MOST_LOG_BYTES = 64 << 20  # of a program; as much again is kept beside it
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -85,6 +87,17 @@ class Child:
             )
         self.started = time.monotonic()
 
+    def trim_log(self) -> None:
+        """Keep a log that has grown long as the old one; the program goes on where the file then ends."""
+        path = self.program.log_path
+        if not path.exists() or path.stat().st_size <= MOST_LOG_BYTES:
+            return
+        try:
+            shutil.copyfile(path, old_log(path))
+        except OSError:  # a full disk gets its space back
+            old_log(path).unlink(missing_ok=True)
+        os.truncate(path, 0)
+
     def ended(self) -> int | None:
         """The exit status of the process, None while it runs."""
         return self.process.poll() if self.process else None
@@ -123,7 +136,7 @@ class Supervisor:
                 raise StartFailed(f"{name} {_how(status)} while starting.\n{tail}\nIts log: {path}")
 
     def tick(self) -> None:
-        """Restart what has died, each after its backoff."""
+        """Restart what has died, each after its backoff, and keep logs short."""
         now = time.monotonic()
         for child in self.children:
             status = child.ended()
@@ -135,8 +148,19 @@ class Supervisor:
                 how = _how(status)
                 event(log, "died", logging.WARNING, program=child.program.name, how=how, restart_in_s=wait_s)
             if child.process is None and now >= child.start_at:
-                child.start()
-                event(log, "started", program=child.program.name, pid=child.process and child.process.pid)
+                self._start_again(child, now)
+            child.trim_log()
+
+    def _start_again(self, child: Child, now: float) -> None:
+        name = child.program.name
+        try:
+            child.start()
+        except (OSError, subprocess.SubprocessError) as error:  # as where memory or process ids have run out
+            child.failures += 1
+            child.start_at = now + (wait_s := backoff_s(child.failures))
+            event(log, "start_failed", logging.WARNING, program=name, error=error, again_in_s=wait_s)
+        else:
+            event(log, "started", program=name, pid=child.process and child.process.pid)
 
     def stop(self, hurried: Callable[[], bool]) -> None:
         """End all children, each within its grace period, then those that the others needed.
@@ -165,6 +189,11 @@ class Supervisor:
             time.sleep(POLL_S)
         for child in children:
             child.kill()
+
+
+def old_log(path: Path) -> Path:
+    """Where what was in this log before is kept."""
+    return path.with_suffix(".log.old")
 
 
 def last_lines(path: Path, count: int = 5) -> str:

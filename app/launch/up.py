@@ -21,7 +21,7 @@ from app.launch.checks import CheckFailed, check_folder, check_port, check_redis
 from app.launch.display import Display
 from app.launch.gpus import gpu_env, visible_gpus
 from app.launch.sample import QUESTION, SampleFailed, ask
-from app.launch.supervisor import POLL_S, Program, StartFailed, Supervisor
+from app.launch.supervisor import POLL_S, Program, StartFailed, Supervisor, old_log
 from app.tracing.tracing import can_trace
 from relay.model_card import read_model_card
 from relay.routing import ROLES
@@ -183,7 +183,7 @@ class Launcher:
     def _run(self, name: str, command: list[str], env: dict[str, str], **how: Any) -> None:
         log_path = self._var / "log" / f"{name}.log"
         if log_path.exists():
-            log_path.replace(log_path.with_suffix(".log.old"))
+            log_path.replace(old_log(log_path))
         self._supervisor.start(Program(name, command, env, log_path, **how))
 
     def _wait(self, text: str) -> None:
@@ -214,7 +214,7 @@ class Launcher:
         say = self._display.line
         self._display.step("asking a first question")
         try:
-            sample = ask(self._gateway_url, self._settings.api_key or self._settings.admin_key)
+            sample = ask(self._gateway_url, self._settings.api_key or self._settings.admin_key, self._turn)
         except SampleFailed as error:
             say(f"kvrelay is ready, but the first question failed: {error}")
         else:
@@ -237,6 +237,12 @@ class Launcher:
         say("""    -d '{"messages": [{"role": "user", "content": "Tell me a joke."}], "stream": true}'""")
         say()
         say("Ctrl-C stops everything.")
+
+    def _turn(self) -> None:
+        """What goes on while the answer is awaited. Raises _Stopped."""
+        if self._stop_requests:
+            raise _Stopped
+        self._supervisor.tick()
 
     def _stop(self) -> None:
         asked = self._stop_requests

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -69,6 +70,46 @@ def test_what_dies_is_started_again(nest: Nest, caplog: pytest.LogCaptureFixture
     ticks(nest, lambda: nest.log().count("waiting") == 4, "it and its child are there again")
     until(lambda: not [pid for pid in first if alive(pid)], "the first two are gone")
     assert "died program=child how='was ended by SIGKILL' restart_in_s=0.500" in caplog.text
+
+
+def test_what_cannot_be_started_is_tried_again(nest: Nest, caplog: pytest.LogCaptureFixture) -> None:
+    command = nest.folder / "command"
+    command.symlink_to(sys.executable)
+    program = Program(
+        "child", [str(command), str(STUBBORN), "wait"], dict(os.environ), nest.folder / "child.log"
+    )
+    child = nest.supervisor.start(program)
+    nest.waits()
+    command.unlink()
+    assert child.process is not None
+    child.process.kill()
+    ticks(nest, lambda: "start_failed program=child" in caplog.text, "it cannot be started")
+    command.symlink_to(sys.executable)
+    ticks(nest, lambda: nest.log().count("waiting") == 2, "it is there again")
+
+
+def test_a_log_that_grows_long_begins_anew(nest: Nest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "MOST_LOG_BYTES", 10)
+    script = "trap 'echo more' TERM; echo 0123456789; while :; do sleep 0.05; done"
+    log = nest.folder / "child.log"
+    child = nest.supervisor.start(
+        Program("child", ["bash", "-c", script], {**os.environ, "NEST": str(nest.folder)}, log, grace_s=0.1)
+    )
+    ticks(nest, lambda: (nest.folder / "child.log.old").exists(), "what it wrote is the old log")
+    assert (nest.folder / "child.log.old").read_text() == "0123456789\n"
+    child.ask_to_stop()
+    until(lambda: nest.log() == "more\n", "it writes to the new one")
+
+
+def test_a_full_disk_gets_the_space_of_a_long_log(nest: Nest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "MOST_LOG_BYTES", 5)
+    monkeypatch.setattr(supervisor.shutil, "copyfile", Mock(side_effect=OSError))
+    (nest.folder / "child.log.old").write_text("of before")
+    nest.start("wait")
+    nest.waits()
+    nest.supervisor.tick()
+    assert nest.log() == ""
+    assert not (nest.folder / "child.log.old").exists()
 
 
 def test_failures_in_a_row_wait_longer_each_time(nest: Nest) -> None:
