@@ -15,6 +15,7 @@ _PIECE_BYTES = 1 << 20
 _PATIENCE_S = 30.0
 _RETRY_S = 0.5
 _GONE_WRONG = 500
+_BROKEN = "The answer stopped before its end ({})."
 
 Object = dict[str, Any]
 
@@ -118,14 +119,21 @@ class ApiClient:
                 while piece := response.read(_PIECE_BYTES):
                     file.write(piece)
             except (OSError, HTTPException) as error:
-                raise ApiAway(f"The answer stopped before its end ({error}).") from error
+                raise ApiAway(_BROKEN.format(error)) from error
         part.replace(to)
 
     def _json(
         self, method: str, path: str, data: Any = None, headers: dict[str, str] | None = None
     ) -> Object:
         with self._open(method, path, data, headers) as response:
-            found: Object = json.load(response)
+            try:
+                found: Object = json.load(response)
+            except ValueError:
+                raise ApiRefused(
+                    response.status, f"{self.base_url} answers no JSON: give the URL of a gateway."
+                ) from None
+            except (OSError, HTTPException) as error:
+                raise ApiAway(_BROKEN.format(error)) from error
             return found
 
     def _open(self, method: str, path: str, data: Any = None, headers: dict[str, str] | None = None) -> Any:

@@ -15,8 +15,8 @@ ERROR = 'event: error\ndata: {"error": {"message": "Redis lost it."}}\n\n'
 
 
 @contextmanager
-def serving(*streams: str) -> Iterator[tuple[ApiClient, list[str]]]:
-    """Answers one call with each of `streams`, and what was asked for; then none."""
+def serving(*streams: str, length: int | None = None) -> Iterator[tuple[ApiClient, list[str]]]:
+    """Answers one call with each of `streams`, and what was asked for; then none. `length` is promised."""
     asked: list[str] = []
     left = list(streams)
 
@@ -24,6 +24,8 @@ def serving(*streams: str) -> Iterator[tuple[ApiClient, list[str]]]:
         def do_GET(self) -> None:
             asked.append(self.path)
             self.send_response(200)
+            if length is not None:
+                self.send_header("Content-Length", str(length))
             self.end_headers()
             self.wfile.write(left.pop(0).encode())
 
@@ -63,3 +65,13 @@ def test_a_server_that_stays_away_is_given_up(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("app.commands.api_client._PATIENCE_S", 0.0)
     with serving(TOKENS[0], "", "") as (client, _), pytest.raises(ApiAway):
         list(client.follow("req-1"))
+
+
+def test_what_is_no_gateway_is_told() -> None:
+    with serving("<html>Flower</html>") as (client, _), pytest.raises(ApiRefused, match="URL of a gateway"):
+        client.get("/v1/pools")
+
+
+def test_an_answer_that_breaks_off_is_one_of_a_server_that_is_away() -> None:
+    with serving('{"object": ', length=100) as (client, _), pytest.raises(ApiAway, match="before its end"):
+        client.get("/v1/pools")
