@@ -14,18 +14,17 @@ _TIMEOUT_S = 60.0
 _PIECE_BYTES = 1 << 20
 _PATIENCE_S = 30.0
 _RETRY_S = 0.5
-_GONE_WRONG = 500
 _BROKEN = "The answer stopped before its end ({})."
 
 Object = dict[str, Any]
 
 
 class ApiRefused(Exception):
-    """The gateway said no; the message is its own."""
+    """The gateway said no; message and `code` are its own. What is no gateway has no code."""
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, message: str, code: str = "") -> None:
         super().__init__(message)
-        self.status = status
+        self.code = code
 
 
 class ApiAway(Exception):
@@ -61,7 +60,7 @@ class ApiClient:
             try:
                 for name, data in self._events(f"/v1/requests/{request_id}/stream?after={position}"):
                     if name == "error":
-                        raise ApiRefused(_GONE_WRONG, str(data["error"]["message"]))
+                        raise ApiRefused(str(data["error"]["message"]))
                     broken_at, begun = 0.0, True
                     yield data
                     if name == "end":
@@ -129,9 +128,7 @@ class ApiClient:
             try:
                 found: Object = json.load(response)
             except ValueError:
-                raise ApiRefused(
-                    response.status, f"{self.base_url} answers no JSON: give the URL of a gateway."
-                ) from None
+                raise ApiRefused(f"{self.base_url} answers no JSON: give the URL of a gateway.") from None
             except (OSError, HTTPException) as error:
                 raise ApiAway(_BROKEN.format(error)) from error
             return found
@@ -144,17 +141,19 @@ class ApiClient:
             return urllib.request.urlopen(request, timeout=_TIMEOUT_S)
         except urllib.error.HTTPError as error:
             with error:
-                message = _message(error.read())
+                message, code = _told(error.read())
             if error.code in (429, 502, 503, 504):
                 raise ApiAway(message) from None
-            raise ApiRefused(error.code, message) from None
+            raise ApiRefused(message, code) from None
         except (OSError, HTTPException) as error:
             why = error.reason if isinstance(error, urllib.error.URLError) else error
             raise ApiAway(f"{self.base_url} does not answer ({why}).") from error
 
 
-def _message(raw: bytes) -> str:
+def _told(raw: bytes) -> tuple[str, str]:
+    """Message and code of an error."""
     try:
-        return str(json.loads(raw)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return raw.decode(errors="replace")[:200]
+        error = json.loads(raw)["error"]
+        return str(error["message"]), str(error.get("code", ""))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return raw.decode(errors="replace")[:200], ""

@@ -18,7 +18,7 @@ _POLL_S = 0.5
 _RETRY_S = 2.0
 _FINAL = ("completed", "failed", "expired", "cancelled")
 _INTERRUPTED = 130
-_NOT_FOUND = 404
+_GONE = ("file_not_found", "batch_not_found")
 
 Answer = TypeVar("Answer")
 
@@ -61,9 +61,9 @@ class BatchCommand:
             print(f"\nInterrupted.{going_on}", file=sys.stderr)
             return _INTERRUPTED
         except ApiRefused as refused:
-            if refused.status == _NOT_FOUND and batch_id:
+            if refused.code in _GONE:
                 files.note.unlink(missing_ok=True)
-                raise ApiRefused(_NOT_FOUND, f"{refused} Run the command again to begin anew.") from None
+                raise ApiRefused(f"{refused} Run the command again to begin anew.", refused.code) from None
             raise
         files.note.unlink()
         return _conclude(batch, files)
@@ -158,7 +158,7 @@ def _endpoint(path: Path) -> str:
     try:
         return str(json.loads(first)["url"])
     except (ValueError, KeyError, TypeError):
-        raise ApiRefused(400, f"{path} is no file of requests: its first line has no url.") from None
+        raise ApiRefused(f"{path} is no file of requests: its first line has no url.") from None
 
 
 def _show(bar: Any, batch: Object) -> None:
