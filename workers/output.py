@@ -198,6 +198,8 @@ class OutputThread:
             return
         for key in keys:
             self._emit([key])
+            if time.monotonic() < self._retry_at:  # the server went away: the rest waits with this one
+                return
 
     def _measure(self, outbox: Outbox, emission: Emission, answer: Emitted, now: float) -> None:
         if answer.outcome not in (EmitOutcome.OK, EmitOutcome.DONE):

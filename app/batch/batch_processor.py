@@ -66,15 +66,18 @@ class BatchProcessor:
         self._stopping.set()
 
     def _repeat(self, what: Callable[[], None], every_s: float) -> None:
-        away = False
+        """Also after what nobody expected: a thread that ended here would be missed by nobody."""
+        failing = False
         while not self._stopping.is_set():
             try:
                 what()
-                away = False
-            except (RedisError, ApiError) as error:
-                if not away:
+                failing = False
+            except Exception as error:
+                if not failing:
                     event(log, "processor_waits", logging.WARNING, what=what.__name__, error=error)
-                away = True
+                    if not isinstance(error, (RedisError, ApiError)):
+                        log.exception("processor_failed")
+                failing = True
             self._stopping.wait(every_s)
 
     def _claim(self) -> None:

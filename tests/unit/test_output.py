@@ -228,6 +228,27 @@ def test_a_leg_that_the_server_cannot_take_does_not_hold_up_the_others(bench):
     bench.until(lambda: bench.stream("b") == ids(1))
 
 
+def test_a_server_that_goes_while_legs_are_taken_apart_is_not_asked_for_each(tokenizer):
+    bench = Bench(tokenizer)
+    rooms, emit = bench.rooms, bench.rooms.emit
+
+    def refuse_and_go(batch):
+        rooms.calls.append(len(batch))
+        rooms.emit, rooms.away = emit, ConnectionError
+        raise ResponseError("script failed")
+
+    rooms.emit = refuse_and_go
+    for key in "abc":
+        bench.open(key)
+    bench.step(0, *"abc")
+    bench.output.start()
+    bench.until(lambda: len(rooms.calls) >= 3)
+    rooms.away = None
+    bench.until(lambda: all(rooms.streams.get(key) == ids(1) for key in "abc"))
+    bench.output.stop()
+    assert rooms.calls[:3] == [3, 1, 3], "each call to a server that is away takes seconds"
+
+
 def test_a_crash_of_the_thread_is_told(bench):
     bench.rooms.emit = lambda batch: []  # answers that do not go with the question
     bench.open("a")
