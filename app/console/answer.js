@@ -17,7 +17,7 @@ export class Answer {
   }
 
   get empty() {
-    return this.#text.textContent === "";
+    return !this.#text.hasChildNodes();
   }
 
   write(text) {

@@ -4,6 +4,7 @@ import socket
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable
+from http.client import HTTPException
 from typing import NamedTuple
 
 from app.launch.address import base_url
@@ -76,7 +77,7 @@ def _fetched(url: str) -> Health:
             return Health(True, response.read().decode().strip())
     except urllib.error.HTTPError as error:
         return Health(False, error.read().decode().strip())
-    except OSError as error:
+    except (OSError, HTTPException) as error:
         return Health(False, f"{url} does not answer: {error}")
 
 

@@ -5,6 +5,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from http.client import HTTPException
 from typing import Any, NamedTuple
 
 QUESTION = "Name three primary colors."
@@ -73,5 +74,5 @@ def _call(key: str, url: str, body: dict[str, Any] | None = None) -> dict[str, A
             return dict(json.load(response))
     except urllib.error.HTTPError as error:
         raise SampleFailed(error.read().decode(errors="replace")) from error
-    except OSError as error:
+    except (OSError, HTTPException) as error:
         raise SampleFailed(str(error)) from error

@@ -8,6 +8,7 @@ import socket
 import time
 import urllib.error
 import urllib.request
+from http.client import HTTPException
 from pathlib import Path
 from typing import IO, Any
 
@@ -266,5 +267,5 @@ def _fetch(url: str) -> str | None:
             return str(response.read().decode())
     except urllib.error.HTTPError as error:
         return error.read().decode()
-    except OSError:
+    except (OSError, HTTPException):
         return None

@@ -21,12 +21,18 @@ def record() -> dict[str, object]:
 
 
 @pytest.fixture
-def url(record: dict[str, object]) -> Iterator[str]:
+def unsent_bytes() -> int:
+    """How much of each answer is promised and does not come."""
+    return 0
+
+
+@pytest.fixture
+def url(record: dict[str, object], unsent_bytes: int) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             body = json.dumps(record).encode()
             self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Content-Length", str(len(body) + unsent_bytes))
             self.end_headers()
             self.wfile.write(body)
 
@@ -59,3 +65,9 @@ def test_a_question_that_somebody_cancels_is_given_up(url: str, record: dict[str
     record["status"] = "cancelled"
     with pytest.raises(SampleFailed, match="req-1 is cancelled"):
         ask(url, "", lambda: pytest.fail("there is nothing to wait for"))
+
+
+@pytest.mark.parametrize("unsent_bytes", [7])
+def test_an_answer_that_breaks_off_is_told(url: str, unsent_bytes: int) -> None:
+    with pytest.raises(SampleFailed, match="7 more expected"):
+        ask(url, "", lambda: None)
