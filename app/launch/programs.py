@@ -67,16 +67,18 @@ def flower_command(settings: Settings) -> list[str]:
 
 
 def flower_env(host: str) -> dict[str, str]:
-    """Flower asks for no password on the loopback address. Raises PermissionError where it would have to."""
+    """Flower asks for the password that is set; only on the loopback address there may be none.
+
+    Raises PermissionError where there must be one.
+    """
+    if users := variable("FLOWER_BASIC_AUTH", os.environ):
+        return {"FLOWER_BASIC_AUTH": users}
     if is_loopback(host):
         return {"FLOWER_UNAUTHENTICATED_API": "true"}
-    users = variable("FLOWER_BASIC_AUTH", os.environ)
-    if not users:
-        raise PermissionError(
-            f"Flower on {host} would let everyone end requests: set FLOWER_BASIC_AUTH=user:password,"
-            " or FLOWER_BASIC_AUTH_FILE, or HOST=127.0.0.1."
-        )
-    return {"FLOWER_BASIC_AUTH": users}
+    raise PermissionError(
+        f"Flower on {host} would let everyone end requests: set FLOWER_BASIC_AUTH=user:password,"
+        " or FLOWER_BASIC_AUTH_FILE, or HOST=127.0.0.1."
+    )
 
 
 def is_loopback(host: str) -> bool:

@@ -64,6 +64,7 @@ def test_flower_beyond_loopback_has_a_password(monkeypatch: pytest.MonkeyPatch, 
     secret.write_text("ann:secret\n")
     monkeypatch.setenv("FLOWER_BASIC_AUTH_FILE", str(secret))
     assert flower_env("0.0.0.0") == {"FLOWER_BASIC_AUTH": "ann:secret"}
+    assert flower_env("127.0.0.1") == {"FLOWER_BASIC_AUTH": "ann:secret"}, "whoever sets one wants it"
 
 
 @pytest.mark.parametrize(
