@@ -2,8 +2,11 @@
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from redis.exceptions import RedisError
 
@@ -63,13 +66,40 @@ class TraceExport:
         return len(request_ids) == BATCH
 
     def _exported(self, request_ids: Sequence[str]) -> bool:
-        timelines = map(self._rooms.timeline, request_ids)
-        spans = [span for found in timelines if found for span in spans_of(found, self._model)]
+        traces = {request_id: self._spans(request_id) for request_id in request_ids}
+        spans = list(chain.from_iterable(traces.values()))
         if not spans:
             return True  # their records have expired
-        done = self._exporter.export(spans) is SpanExportResult.SUCCESS
+        try:
+            done = self._exporter.export(spans) is SpanExportResult.SUCCESS
+        except Exception:
+            self._drop_what_no_message_holds(traces)
+            raise
         if done is self._away:
             self._away = not done
             level = logging.INFO if done else logging.WARNING
             event(log, "traces_exported" if done else "trace_export_failed", level, requests=len(request_ids))
         return done
+
+    def _spans(self, request_id: str) -> list[ReadableSpan]:
+        """None of a trace that cannot be made: it must not hold up those that come with it."""
+        try:
+            found = self._rooms.timeline(request_id)
+            return spans_of(found, self._model) if found else []
+        except RedisError:
+            raise
+        except Exception:
+            self._drop(request_id)
+            return []
+
+    def _drop_what_no_message_holds(self, traces: Mapping[str, Sequence[ReadableSpan]]) -> None:
+        """The others come again without it."""
+        for request_id, spans in traces.items():
+            try:
+                encode_spans(spans)
+            except Exception:
+                self._drop(request_id)
+
+    def _drop(self, request_id: str) -> None:
+        self._rooms.drop_traces([request_id])
+        log.exception("trace_dropped request=%s", request_id)

@@ -3,9 +3,11 @@
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import DEFAULT_OFF, DEFAULT_ON
@@ -210,7 +212,16 @@ class Waiting:
         return self.left[:limit]
 
     def timeline(self, request_id: str) -> Timeline | None:
-        return None if request_id == "expired" else timeline()
+        match request_id:
+            case "expired":
+                return None
+            case "unreadable":
+                raise ValueError("no such state")
+            case "endless":  # its times do not fit into a message
+                found = timeline()
+                timings = replace(found.record.timings, ended=1e30)
+                return found._replace(record=replace(found.record, timings=timings))
+        return timeline()
 
     def drop_traces(self, request_ids: Sequence[str]) -> None:
         self.left = [request_id for request_id in self.left if request_id not in request_ids]
@@ -223,6 +234,7 @@ class Collector(SpanExporter):
         self.closed = threading.Event()
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        encode_spans(spans)
         self.calls.append(len(spans))
         if self.refusals:
             self.refusals -= 1
@@ -251,3 +263,18 @@ def test_a_record_that_has_expired_is_no_trace(monkeypatch: pytest.MonkeyPatch) 
     until(lambda: not rooms.left, "it is dropped", 10)
     export.close()
     assert collector.calls == []
+
+
+@pytest.mark.parametrize("broken", ["unreadable", "endless"])
+def test_a_trace_that_cannot_be_made_holds_up_no_other(
+    broken: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(trace_export, "POLL_S", 0.01)
+    rooms, collector = Waiting("a", broken, "b"), Collector(refusals=1)
+    export = TraceExport(rooms, "m", collector)  # type: ignore[arg-type]
+    until(lambda: not rooms.left, "the others are exported, and it is dropped", 10)
+    export.close()
+    assert collector.calls == [16, 16]
+    assert [record.message for record in caplog.records if "trace_dropped" in record.message] == [
+        f"trace_dropped request={broken}"
+    ]
