@@ -420,7 +420,9 @@ local function fail_request(c, r, code, message, caller)
   end_request(c, r, 'failed', { error_code = code, error_message = message }, nil, caller)
 end
 
+-- Forks go first: their deadline is that of their leader, whose end would set them free for nothing.
 local function fail_late(c, r)
+  for _, id in ipairs(redis.call('LRANGE', key(c, 'forks', r.id), 0, -1)) do fail_late(c, read(c, id)) end
   fail_request(c, r, 'timeout', 'The request did not finish before its deadline.')
 end
 
@@ -1030,7 +1032,8 @@ local function reap(keys, args)
   local c = enter(keys)
   local expired, failed = {}, {}
   for _, id in ipairs(due(c, 'deadline')) do
-    fail_late(c, read(c, id))
+    local r = read(c, id)
+    if not TERMINAL[r.state] then fail_late(c, r) end  -- a fork may have ended with its leader
     table.insert(failed, id)
   end
   if may_expire_leases(c, tonumber(args[1])) then

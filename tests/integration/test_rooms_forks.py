@@ -86,7 +86,7 @@ def test_forks_wait_until_their_leader_cannot_share(scene: Scene, event: str, pl
     check_integrity(scene.rooms)
     cell = TABLE[event].get(place)
     if event == "deadline":  # theirs is the same
-        assert states(scene) == ["failed", "failed"]
+        assert (states(scene), waiting(scene), rings) == (["failed", "failed"], [], [])
         return
     assert states(scene) == ["queued", "queued"]
     if cell is None or not (State(cell.state).terminal or cell.state == "queued"):
@@ -98,6 +98,17 @@ def test_forks_wait_until_their_leader_cannot_share(scene: Scene, event: str, pl
     assert queued(scene) == fork_ids(scene)
     if event != "finish":  # whose caller is told otherwise
         assert rings[-2:] == [Ring(Leg.PREFILL, fork, 3) for fork in fork_ids(scene)]
+
+
+@pytest.mark.parametrize("leg", [Leg.PREFILL, Leg.DECODE])
+def test_a_claim_that_finds_a_leader_too_late_ends_its_forks_too(scene: Scene, leg: Leg) -> None:
+    scene.reach("queued" if leg is Leg.PREFILL else "open")
+    scene.let_deadlines_pass()
+    assert claim(scene.rooms, leg, "D") is None
+    all_ids = (scene.id, *fork_ids(scene))
+    assert [fields(scene, request_id)["error_code"] for request_id in all_ids] == ["timeout"] * 3
+    assert (waiting(scene), queued(scene)) == ([], [])
+    check_integrity(scene.rooms)
 
 
 def test_whose_leader_finishes_is_rung_for(scene: Scene, other: Scene) -> None:
