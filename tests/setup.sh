@@ -1,12 +1,14 @@
 #!/bin/sh
 # Install what the tests need beyond the Python packages: Debian's Redis, beside the Valkey that comes with them, its
-# Chromium, which looks at the console page, iproute2, which makes several hosts of one, and its Prometheus.
+# Chromium, which looks at the console page, iproute2, which makes several hosts of one, its Prometheus, and two shells.
 set -u
 missing=""
 command -v redis-server >/dev/null || missing="redis-server"
 command -v chromium >/dev/null || missing="$missing chromium"
 command -v tc >/dev/null || missing="$missing iproute2"
 command -v prometheus >/dev/null || missing="$missing prometheus"
+command -v zsh >/dev/null || missing="$missing zsh"
+command -v fish >/dev/null || missing="$missing fish"
 [ -n "$missing" ] || exit 0
 command -v apt-get >/dev/null || exit 0 # the tests that need them say that they were skipped
 as_root=""

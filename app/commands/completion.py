@@ -11,11 +11,14 @@ def completion(shell: str) -> None:
 
     \b
     Examples:
-      source <(kvrelay completion bash)                                  # in ~/.bashrc; zsh likewise
+      source <(kvrelay completion bash)                                  # in ~/.bashrc
+      source <(kvrelay completion zsh)                                   # in ~/.zshrc, after compinit
       kvrelay completion fish > ~/.config/fish/completions/kvrelay.fish
     """
     from app.cli import cli
 
     kind = get_completion_class(shell)
     assert kind is not None
-    click.echo(kind(cli, {}, "kvrelay", "_KVRELAY_COMPLETE").source())
+    script = kind(cli, {}, "kvrelay", "_KVRELAY_COMPLETE").source()
+    # Click's script for fish ends a description at its first comma.
+    click.echo(script.replace('(string split ","', '(string split --max 1 ","'))

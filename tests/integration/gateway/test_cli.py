@@ -1,4 +1,4 @@
-"""`kvrelay submit`, `result`, `chat`, `status`, `bench`, `completion`, as processes, on a real gateway."""
+"""`kvrelay submit`, `result`, `chat`, `status`, `bench`, as processes, on a real gateway."""
 
 import json
 import os
@@ -270,18 +270,3 @@ def test_bench_counts_what_it_sees(env: dict[str, str], answering: Answering, sp
     assert [len(claimed.prompt_ids) for claimed in answering.claimed] == [8] * 5
     status, _, said = run(env, "bench", "-c", "1", "-n", "1", "--output-tokens", "64")
     assert (status, "counts" in said) == (1, True)
-
-
-def test_bash_completes_words(env: dict[str, str]) -> None:
-    script = """
-        source <(kvrelay completion bash)
-        words() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=(); _kvrelay_completion kvrelay; }
-        complete -p kvrelay
-        words kvrelay su; echo "${COMPREPLY[@]}"
-        words kvrelay worker --role d; echo "${COMPREPLY[@]}"
-    """
-    done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, timeout=60)
-    assert done.stdout.splitlines()[1:] == ["submit", "decode"], done.stderr
-    for shell in ("zsh", "fish"):
-        status, printed, _ = run(env, "completion", shell)
-        assert (status, "_KVRELAY_COMPLETE" in printed) == (0, True)
