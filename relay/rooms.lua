@@ -685,7 +685,10 @@ local function claim(keys, args)
     give(c, r, leg, boot, nonce, args[7])
     write(c, r, { decode_claimed = c.stamp })
     forget_retraction(c, r)
-    if leg == 'both' then write(c, r, { state = 'decode', claimed = c.stamp }) end
+    if leg == 'both' then
+      write(c, r, { state = 'decode', claimed = c.stamp })
+      count(c, 1, 'local', 'unified')
+    end
   end
   return claimed(c, r, leg)
 end
@@ -712,6 +715,7 @@ local function claim_forks(keys, args)
     stop_waiting(c, r)
     give(c, r, 'both', boot, nonce, lease_ms)
     write(c, r, { state = 'decode', claimed = c.stamp, decode_claimed = c.stamp })
+    count(c, 1, 'local', 'fork')
     table.insert(got, claimed(c, r, 'both'))
   end
   free_forks(c, leader)

@@ -34,6 +34,7 @@ from workers.engine.messages import (
 )
 from workers.engine.policy import fork_tokens
 from workers.legs import Desk, Legs, ignore, is_calm, work_of
+from workers.meters import Meters
 from workers.output import Close, Closed, Finished, Lost, Open, Outcome, OutputThread
 from workers.quarantine import Quarantine, Suspect, Unproven
 from workers.transfer.base import KVReceiver, RowsExhausted, Seal, seal_nonce
@@ -67,9 +68,10 @@ class DecodeLeg:
 class DecodeLegs(Legs):
     takes = Leg.DECODE
 
-    def __init__(self, desk: Desk, output: OutputThread) -> None:
+    def __init__(self, desk: Desk, output: OutputThread, meters: Meters) -> None:
         self._desk = desk
         self._output = output
+        self._meters = meters
         self._legs: dict[str, DecodeLeg] = {}
         self.quarantine = Quarantine()
 
@@ -291,10 +293,14 @@ class DecodeLegs(Legs):
     # ---- quarantine
 
     def _prove(self, room: int) -> None:
-        if self.quarantine.prove(room):
-            self._desk.tell(Proven(room))
-            self._desk.manager.proven(room)
-            log_event(log, "quarantine_proven", room=room)
+        suspect = self.quarantine.prove(room)
+        if suspect is None:
+            return
+        self._desk.tell(Proven(room))
+        self._desk.manager.proven(room)
+        waited_s = time.monotonic() - suspect.since
+        self._meters.proven(waited_s)
+        log_event(log, "quarantine_proven", room=room, waited_s=waited_s)
 
     def tick(self, now: float) -> None:
         for suspect in self.quarantine.to_ask(now):

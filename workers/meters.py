@@ -75,6 +75,12 @@ class Meters:
         for ttft in _VERDICTS:
             for tpot in _VERDICTS:
                 self._slo.labels(ttft, tpot)  # shown from the start: 0 of them
+        shown = registry if settings.role == "decode" else None
+        self._quarantine_s = histogram(
+            "quarantine_seconds",
+            "From the end of a leg whose pages a peer might write to the proof",
+            _STAGE_S,
+        )
         shown = registry if settings.role == "prefill" else None
         self._flying_s = histogram(
             "nixl_xfer_time_seconds", "Of one prompt's KV: while a write of it was in flight", _HOP_S
@@ -124,6 +130,9 @@ class Meters:
             self._per_token_s.observe(per_token_s)
         first_good = _seconds(m.submitted, m.first_token) * 1e3 <= self._slo_ttft_ms
         self._slo.labels(_met(first_good), _met(per_token_s * 1e3 <= self._slo_tpot_ms)).inc()
+
+    def proven(self, waited_s: float) -> None:
+        self._quarantine_s.observe(waited_s)
 
     def sent(self, sent: Sent) -> None:
         self._flying_s.observe(sent.flying_us / 1e6)

@@ -45,10 +45,10 @@ class Quarantine:
             suspect = known._replace(pages=known.pages + suspect.pages)
         self._suspects[suspect.room] = suspect
 
-    def prove(self, room: int) -> bool:
-        """True when the room was in quarantine and is proven now."""
+    def prove(self, room: int) -> Suspect | None:
+        """What was in quarantine and is proven now, if anything."""
         self._dead.discard(room)
-        return self._suspects.pop(room, None) is not None
+        return self._suspects.pop(room, None)
 
     def saw_dead(self, room: int) -> bool:
         """Its writer is seen to be dead. True from the second time on: over TCP the kernel may hold what the

@@ -222,9 +222,9 @@ class Worker:
             case "prefill":
                 return PrefillLegs(desk, self._senders)
             case "decode":
-                return DecodeLegs(desk, self._output)
+                return DecodeLegs(desk, self._output, self._meters)
             case _:
-                return UnifiedLegs(desk, self._output)
+                return UnifiedLegs(desk, self._output, self._meters)
 
     def _to_control(self, message: Any) -> None:
         self._control.put(message)

@@ -25,6 +25,7 @@ _COUNTS = {
         ["state", "reason", "stage"],
     ),
     "returned": ("legs_returned", "Legs that went back to their queue", ["leg", "reason"]),
+    "local": ("local_prefills", "Prompts computed where their tokens are", ["reason"]),
     "lease": ("leases", "Leases granted, renewed, expired; writes refused by their fence", ["event"]),
     "registered": ("worker_registrations", "Workers that came, or came back", ["role"]),
 }
@@ -35,6 +36,7 @@ _LEGS = (Leg.PREFILL, Leg.DECODE)
 _NEVER = {
     **{("lease", event): 0 for event in ("granted", "renewed", "expired", "fenced")},
     **{("returned", leg, why): 0 for leg in _LEGS for why in (*Why, "forgotten", "expired")},
+    **{("local", reason): 0 for reason in ("unified", "fork")},
     **{("registered", role): 0 for role in ROLES},
     ("ended", State.FAILED, "timeout", State.QUEUED): 0,
 }

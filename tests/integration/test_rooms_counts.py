@@ -3,7 +3,7 @@
 from relay.answers import Backlog, Emission
 from relay.request import BATCH_PRIORITY, Finish, Leg, State, Why
 from relay.rooms import Rooms
-from tests.integration.scene import PREFILLED, card, claim, submission, tokens
+from tests.integration.scene import LONG_MS, PREFILLED, card, claim, group, submission, tokens
 from tests.integration.until import until
 
 SUSPECT_AFTER = 3
@@ -41,6 +41,16 @@ def test_legs_that_go_back_are_counted_by_reason_and_leases_by_what_became_of_th
     assert counts["lease", "granted"] == counts["lease", "fenced"] == 2
     assert counts["lease", "renewed"] == counts["lease", "expired"] == 1
     assert counts["registered", "unified"] == 1
+
+
+def test_prompts_that_are_computed_where_they_decode_are_counted(rooms: Rooms) -> None:
+    hold = claim_of(rooms, rooms.submit(*group(forks=3)).request_id)
+    rooms.emit([Emission(hold, 0, tokens(0, 1), prefilled=PREFILLED)])
+    for _ in range(2):  # the reply to the first may have been lost
+        rooms.claim_forks(hold, "U", LONG_MS, ["n1", "n2"])
+    assert claim(rooms, Leg.PREFILL, "P"), "the fork that was left goes through a room"
+    counts = rooms.counts()
+    assert (counts["local", "unified"], counts["local", "fork"]) == (1, 2)
 
 
 def test_the_first_token_and_the_end_are_told_once_and_not_of_batches(rooms: Rooms) -> None:

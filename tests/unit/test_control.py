@@ -15,6 +15,7 @@ from relay.settings import Settings
 from relay.stamps import Stamps
 from relay.worker_card import Load, WorkerCard
 from tests.desk import Manager, ScriptedRooms, Task, card, claimed
+from tests.meters import meters
 from tests.processes import until
 from tests.unit.test_decode_legs import PAGES, Output
 from workers import drain
@@ -90,7 +91,7 @@ class Worker:
             cast(Rooms, self.server),
             cast(Engine, self.engine),
             self.kv,
-            lambda desk: DecodeLegs(desk, cast(OutputThread, self.output)),
+            lambda desk: DecodeLegs(desk, cast(OutputThread, self.output), meters()),
             lambda load: card("here"),
             self.rung.append,
             self.crashes.append,

@@ -6,13 +6,16 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 from redis.exceptions import ResponseError
 
 from relay.answers import Forked, Kept, RoomState
 from relay.mailbox import Ask, Ended, Published, Ready, Settled
 from relay.request import Claimed, Leg, Ring, State, Why
 from relay.sampling import SamplingParams
+from relay.settings import Settings
 from tests.desk import STALE, Receiver, RecordingDesk, Task, claimed, kill
+from tests.samples import samples, value_of
 from workers import calls
 from workers.decode import DecodeLegs, UnifiedLegs
 from workers.engine.messages import (
@@ -28,6 +31,7 @@ from workers.engine.messages import (
     Retracted,
     Sampled,
 )
+from workers.meters import Meters
 from workers.output import Close, Closed, Finished, Lost, Message, Open, Outcome, OutputThread
 from workers.transfer.base import Seal, seal_nonce
 
@@ -61,7 +65,9 @@ class Worker:
         self.server = self.desk.server
         self.manager = self.desk.kv
         self.output = Output()
-        self.legs = kind(self.desk, cast(OutputThread, self.output))
+        self.counted = CollectorRegistry()
+        meters = Meters(Settings(role="decode"), self.counted)
+        self.legs = kind(self.desk, cast(OutputThread, self.output), meters)
 
     def start(self, number: int = 1, **more: Any) -> tuple[Claimed, Task]:
         leg = claimed(self.legs.takes, number, **more)
@@ -474,6 +480,8 @@ def test_quarantined_pages_are_asked_for_until_they_are_settled() -> None:
     assert worker.desk.told[-2:] == [Drop(leg.hold.nonce, leg.room), Proven(leg.room)]
     assert len(worker.manager.free_rows) == 4
     assert not worker.legs.unproven()
+    told = samples(generate_latest(worker.counted).decode())
+    assert value_of(told, "kvrelay_quarantine_seconds_count") == 1
 
 
 def test_the_death_of_the_writer_is_proof_when_it_is_seen_twice() -> None:

@@ -121,10 +121,13 @@ def test_a_role_shows_what_it_does() -> None:
         counts = meters(registry, role=role)
         counts.sent(Sent(1, bytes=4096, descriptors=2, exposed_us=300, flying_us=2000, posting_us=100))
         names[role] = {sample.name for sample in told(registry)}
-    assert names["decode"] == names["unified"]
-    assert names["prefill"] & names["decode"] == {
-        f"kvrelay_doorbell_seconds_{part}" for part in ("bucket", "count", "sum")
-    }
+
+    def of(name: str) -> set[str]:
+        return {f"kvrelay_{name}_{part}" for part in ("bucket", "count", "sum")}
+
+    assert names["decode"] - names["unified"] == of("quarantine_seconds")
+    assert names["unified"] < names["decode"]
+    assert names["prefill"] & names["decode"] == of("doorbell_seconds")
     assert "kvrelay_nixl_xfer_time_seconds_sum" in names["prefill"]
 
 
