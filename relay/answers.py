@@ -170,13 +170,15 @@ class Lost(NamedTuple):
 
 
 class Renewed(NamedTuple):
-    """`known` False: register again. `epoch` changes when the server restarts, fails over or is flushed."""
+    """`known` False: register again. `epoch` changes when the server restarts, fails over or is flushed.
+    `workers`: the boots of those that live."""
 
     known: bool
     epoch: bytes
     kept: list[Kept]
     lost: list[Lost]
     rings: list[Ring]
+    workers: list[str]
 
 
 class PublishedPages(NamedTuple):

@@ -924,7 +924,8 @@ local function why_lost(r, leg)
   return r.requeue_why or 'requeued'
 end
 
--- boot, load, lease_ms, holds (some with stamps) -> known, epoch, per hold (1, state, room state) or (0, why, ''), rings
+-- boot, load, lease_ms, holds (some with stamps) -> known, epoch, per hold (1, state, room state) or (0, why, ''), rings,
+-- boots of the live workers
 local function renew(keys, args)
   local c = enter(keys)
   local boot, lease_ms = args[1], tonumber(args[3])
@@ -949,7 +950,7 @@ local function renew(keys, args)
   end
   count(c, kept, 'lease', 'renewed')
   give_back_unlisted(c, boot, listed)
-  return { known, epoch(c), answers, c.rings }
+  return { known, epoch(c), answers, c.rings, redis.call('ZRANGE', key(c, 'workers'), 0, -1) }
 end
 
 -- -> each live worker's card

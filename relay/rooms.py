@@ -280,7 +280,7 @@ class Rooms:
 
         So the caller must be the thread that claims: what another one claims meanwhile would be given back.
         """
-        known, epoch, answers, rings = self._functions.call(
+        known, epoch, answers, rings, workers = self._functions.call(
             "renew", boot, _load(load), lease_ms, json.dumps([_held(hold, progress) for hold in holds])
         )
         kept = [
@@ -289,7 +289,7 @@ class Rooms:
             if owned
         ]
         lost = [Lost(hold, why.decode()) for hold, (owned, why, _) in zip(holds, answers) if not owned]
-        return Renewed(bool(known), epoch, kept, lost, _rings(rings))
+        return Renewed(bool(known), epoch, kept, lost, _rings(rings), [boot.decode() for boot in workers])
 
     def deregister(self, boot: str) -> list[Ring]:
         """Give back whatever `boot` still owns and drop its card and mail."""

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
@@ -146,6 +146,8 @@ class Manager(KVManager):
         self.senders: dict[int, Sender] = {}
         self.receivers: dict[int, Receiver] = {}
         self.forgotten: list[str] = []
+        self.greeted: list[bytes] = []
+        self.greeted_by = 0
         self.deadline_s = math.inf
 
     @property
@@ -176,6 +178,13 @@ class Manager(KVManager):
     def posts_until(self, deadline_s: float) -> None:
         self.deadline_s = deadline_s
 
+    def greet_peer(self, metadata: bytes, geometry: Geometry) -> None:
+        GEOMETRY.check(geometry)
+        self.greeted.append(metadata)
+
+    def be_greeted(self) -> None:
+        self.greeted_by += 1
+
     def forget_peer(self, boot: str) -> None:
         self.forgotten.append(boot)
 
@@ -199,6 +208,7 @@ class RecordingDesk:
         self.calls = Calls()
         self.told: list[Command] = []
         self.rung: list[Ring] = []
+        self.met: list[str] = []
         self.peers = {boot: card(boot) for boot in ("P", "D")}
 
     @property
@@ -219,6 +229,9 @@ class RecordingDesk:
 
     def peer(self, boot: str) -> WorkerCard | None:
         return self.peers.get(boot)
+
+    def meet(self, boots: Collection[str]) -> None:
+        self.met = list(boots)
 
     def room_for(self, tokens: int) -> int:
         return self.room_tokens // tokens

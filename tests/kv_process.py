@@ -14,7 +14,7 @@ import numpy as np
 from relay.geometry import Geometry
 from tests.kv import DEADLINE_S, KVWorker
 from workers.engine.messages import Computed
-from workers.transfer.base import Destination, KVReceiver, KVSender, Seal, TransferEvent
+from workers.transfer.base import Destination, Handshakes, KVReceiver, KVSender, Seal, TransferEvent
 from workers.transfer.metadata import unpack
 
 
@@ -58,6 +58,15 @@ class Served(KVWorker):
 
     def close(self, room: int) -> None:
         self._senders[room].close()
+
+    def greet(self, metadata: bytes, peer: Geometry) -> None:
+        self.manager.greet_peer(metadata, peer)
+
+    def handshakes(self) -> Handshakes:
+        return self.manager.handshakes
+
+    def be_greeted(self) -> None:
+        self.manager.be_greeted()
 
     def forget(self, boot: str) -> None:
         self.manager.forget_peer(boot)

@@ -164,6 +164,14 @@ class Control:
         except AWAY:
             return None
 
+    def meet(self, boots: Collection[str]) -> None:
+        try:
+            new = self._peers.news(boots)
+        except AWAY:  # they are still news to the next renewal
+            return
+        for card in new:
+            self._legs.on_peer(card)
+
     def room_for(self, tokens: int) -> int:
         if self._drain.begun or self._engine.heartbeat.late(time.monotonic()):
             return 0

@@ -16,7 +16,7 @@ from relay.answers import Forked, Kept, Moved, RoomState
 from relay.log import event as log_event
 from relay.mailbox import Ended, Mail, Ready, Settled
 from relay.request import Claimed, Hold, Leg, Why
-from relay.worker_card import Incarnation
+from relay.worker_card import Incarnation, WorkerCard
 from workers.doorbell import TaskHandle
 from workers.engine.messages import (
     Admitted,
@@ -324,6 +324,10 @@ class DecodeLegs(Legs):
         return receiving + len(self.quarantine) >= self._desk.settings.max_running
 
     # ---- what others ask
+
+    def on_peer(self, peer: WorkerCard) -> None:
+        if self.takes is Leg.DECODE and peer.role == "prefill":
+            self._desk.manager.be_greeted()
 
     def on_renewed(self, kept: Kept) -> None:
         leg = self._legs.get(kept.hold.nonce)

@@ -76,3 +76,4 @@ class Leases:
             self._legs.on_lost(hold, why)
         for kept in renewed.kept:
             self._legs.on_renewed(kept)
+        self._desk.meet(renewed.workers)

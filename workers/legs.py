@@ -50,6 +50,9 @@ class Desk(Protocol):
     def peer(self, boot: str) -> WorkerCard | None:
         """The card of another worker, read once; None when it is not alive."""
 
+    def meet(self, boots: Collection[str]) -> None:
+        """These workers live: the legs are told of those that are new, and the dead are forgotten."""
+
     def room_for(self, tokens: int) -> int:
         """How many more legs may begin here now that need `tokens` tokens each."""
 
@@ -87,6 +90,9 @@ class Legs(ABC):
     @abstractmethod
     def on_lost(self, hold: Hold, why: str) -> None:
         """The server says that this leg is no longer ours."""
+
+    def on_peer(self, peer: WorkerCard) -> None:
+        """A worker has appeared that this one had not seen."""
 
     def on_renewed(self, kept: Kept) -> None:
         """The leg is still ours; the room's state tells what a lost mail would have told."""

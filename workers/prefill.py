@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from relay import answers
@@ -128,6 +129,11 @@ class PrefillLegs(Legs):
                     self._desk.call(lambda: self._desk.rooms.settle(mail.room, mail.boot), ignore)
             case _:
                 raise AssertionError(f"not a mail for a prefill worker: {mail}")
+
+    def on_peer(self, peer: WorkerCard) -> None:
+        if peer.role == "decode":
+            with suppress(GeometryMismatch):  # the first room tells
+                self._desk.manager.greet_peer(peer.agent_metadata, peer.geometry)
 
     def on_renewed(self, kept: Kept) -> None:
         leg = self._legs.get(kept.hold.nonce)

@@ -198,6 +198,9 @@ class FaultyTransport(Transport):
     def connect(self, peer: Peer) -> None:
         self._transport.connect(peer)
 
+    def greet(self, boot: str) -> None:
+        self._transport.greet(boot)
+
     def make(self, boot: str, table: Table, local: IndexArray, remote: IndexArray) -> Handle:
         handle = self._transport.make(boot, table, local, remote)
         if table is Table.ROWS:

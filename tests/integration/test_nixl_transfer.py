@@ -59,6 +59,24 @@ def send_all(prefill: KVProcess, decode: KVProcess, room: int, source: list[int]
     assert prefill.event() == Settled(room)
 
 
+def test_a_peer_is_connected_before_there_is_something_to_send(
+    start: Start, environment: dict[str, str]
+) -> None:
+    prefill = start("prefill", geometry(40), environment, seed=1)
+    gone, stopped, decode = (start(boot, geometry(40), environment, seed=2) for boot in ("G", "S", "D"))
+    addresses = [peer.address() for peer in (gone, stopped, decode)]
+    gone.kill()
+    stopped.freeze()
+    for each in addresses:
+        prefill.greet(*each)
+    decode.be_greeted()
+    until(lambda: sum(prefill.handshakes()) == 3, "all were met")
+    source, target = picks(3, 40, 9), picks(4, 40, 9)
+    send_all(prefill, decode, 5, source, target)
+    send_all(prefill, decode, 6, source, target)
+    assert sum(prefill.handshakes()) == 3
+
+
 def test_random_pages_between_unequal_pools(start: Start, environment: dict[str, str]) -> None:
     """Groups computed before and after bootstrap; the row appears only at the end; nothing else changes."""
     prefill = start("prefill", geometry(40), environment, seed=1, post_bytes=64 << 10)

@@ -9,7 +9,7 @@ from relay.answers import EmitOutcome, Moved
 from relay.mailbox import Ended, Mail, Published, Ready
 from relay.request import Finish, Hold, Leg, Ring, State, Why
 from relay.rooms import Rooms
-from tests.integration.scene import LOAD, LONG_MS, PREFILLED, TRANSFER, Scene, check_integrity, claim
+from tests.integration.scene import LOAD, LONG_MS, PREFILLED, TRANSFER, Scene, card, check_integrity, claim
 from tests.servers import RedisServer
 
 PLACES = (
@@ -495,6 +495,14 @@ def test_deregister_gives_everything_back(scene: Scene) -> None:
     assert scene.rooms.deregister("D") == []
     check_integrity(scene.rooms)
     assert scene.new_mail("D") == []
+
+
+def test_renew_tells_who_lives(rooms: Rooms) -> None:
+    rooms.register(card("P"))
+    rooms.register(card("D", "decode"))
+    assert set(rooms.renew("P", LOAD, [], LONG_MS).workers) == {"P", "D"}
+    rooms.deregister("D")
+    assert rooms.renew("P", LOAD, [], LONG_MS).workers == ["P"]
 
 
 def test_renew_tells_what_a_lost_mail_would_have_said(scene: Scene) -> None:

@@ -67,7 +67,7 @@ class Server(ScriptedRooms):
         self.__getattr__("renew")(boot, load, tuple(holds), lease_ms)
         kept = [Kept(hold, _STATE, None) for hold in holds if hold.nonce not in self.gone]
         lost = [Lost(hold, self.gone[hold.nonce]) for hold in holds if hold.nonce in self.gone]
-        return Renewed(True, b"1", kept, lost, [])
+        return Renewed(True, b"1", kept, lost, [], [])
 
     def workers(self) -> list[WorkerCard]:
         return [card("P")]

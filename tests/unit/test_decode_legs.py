@@ -14,7 +14,7 @@ from relay.mailbox import Ask, Ended, Published, Ready, Settled
 from relay.request import Claimed, Leg, Ring, State, Why
 from relay.sampling import SamplingParams
 from relay.settings import Settings
-from tests.desk import STALE, Receiver, RecordingDesk, Task, claimed, kill
+from tests.desk import STALE, Receiver, RecordingDesk, Task, card, claimed, kill
 from tests.samples import samples, value_of
 from workers import calls
 from workers.decode import DecodeLegs, UnifiedLegs
@@ -787,3 +787,11 @@ def test_any_order_of_events_ends_every_leg_once(kind: type[DecodeLegs], seed: i
         worker.legs.on_mail(Settled(leg.room))
     assert len(worker.manager.free_rows) == 4
     assert not worker.legs.unproven()
+
+
+@pytest.mark.parametrize(("kind", "times"), [(DecodeLegs, 1), (UnifiedLegs, 0)])
+def test_a_decode_worker_looks_for_prefill_workers_that_connect(kind: type[DecodeLegs], times: int) -> None:
+    worker = Worker(kind)
+    for role in ("prefill", "decode", "unified"):
+        worker.legs.on_peer(card(role, role))
+    assert worker.manager.greeted_by == times

@@ -16,7 +16,7 @@ from workers.leases import LEASE_MARGIN_S, RENEW_EVERY_S, STUCK_S, EngineStuck, 
 
 LOAD = Load(4, 1600, 0, 0, 100, 0, 0, 0)
 HOLD = claimed(Leg.PREFILL).hold
-NOTHING = Renewed(known=True, epoch=b"1", kept=[], lost=[], rings=[])
+NOTHING = Renewed(known=True, epoch=b"1", kept=[], lost=[], rings=[], workers=[])
 
 
 class HeldLegs(NoLegs):
@@ -110,3 +110,9 @@ def test_a_worker_that_the_server_forgot_registers_again() -> None:
 def test_an_unexpected_error_is_a_crash_and_not_silence() -> None:
     with pytest.raises(ValueError, match="a bug"):
         Worker().renew(ValueError("a bug"))
+
+
+def test_who_lives_is_met_with_each_renewal() -> None:
+    worker = Worker()
+    worker.renew(NOTHING._replace(workers=["here", "D"]))
+    assert worker.desk.met == ["here", "D"]

@@ -1,5 +1,8 @@
 """The cards of other workers: read once, forgotten only when their process is proven gone."""
 
+import pytest
+from redis.exceptions import ConnectionError
+
 from relay.worker_card import WorkerCard
 from tests.desk import card, kill
 from workers.peers import Peers
@@ -45,3 +48,46 @@ def test_the_dead_are_forgotten_when_a_new_one_appears() -> None:
     assert forgotten == ["D1"]
     assert peers.card("D2") is not None
     assert peers.card("D1") is None
+
+
+def test_who_appears_is_told_once() -> None:
+    directory = Directory(card("D1"))
+    peers = Peers(directory.read, [].append)
+    assert peers.card("D1") is not None
+    assert peers.news(["D1"]) == directory.cards
+    assert peers.news(["D1"]) == []
+    assert directory.reads == 2
+    assert peers.news(["D1", "D2"]) == [], "its card has not come, or has gone already"
+    directory.cards.append(card("D3"))
+    assert peers.news(["D1", "D3"]) == [card("D3")]
+    assert peers.news([]) == []
+    assert peers.news(["D1"]) == [card("D1")], "it was away"
+
+
+def test_what_could_not_be_read_is_still_news() -> None:
+    directory = Directory(card("D1"))
+    away = True
+
+    def read() -> list[WorkerCard]:
+        if away:
+            raise ConnectionError("nobody listens")
+        return directory.read()
+
+    peers = Peers(read, [].append)
+    with pytest.raises(ConnectionError):
+        peers.news(["D1"])
+    away = False
+    assert peers.news(["D1"]) == [card("D1")]
+
+
+def test_the_dead_are_forgotten_when_they_are_missing() -> None:
+    forgotten: list[str] = []
+    directory = Directory(kill(card("D1")), card("D2"))
+    peers = Peers(directory.read, forgotten.append)
+    peers.news(["D1", "D2"])
+    assert forgotten == []
+    peers.news([])
+    assert forgotten == ["D1"], "D2 lives"
+    directory.cards = [card("D3")]
+    peers.news(["D3"])
+    assert peers.restarts == 1, "it has the name of D1"

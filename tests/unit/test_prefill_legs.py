@@ -590,3 +590,11 @@ def test_nothing_stays_behind_after_many_requests() -> None:
     assert not worker.legs._rooms
     assert (worker.senders._rooms, worker.senders._open) == ({}, {})
     assert not worker.desk.calls
+
+
+def test_decode_workers_are_greeted_and_nobody_else() -> None:
+    worker = Worker()
+    strange = GEOMETRY._replace(page_size=32)
+    for peer in (card("D"), card("P", "prefill"), card("U", "unified"), card("S", geometry=strange)):
+        worker.legs.on_peer(peer)
+    assert worker.desk.kv.greeted == [card("D").agent_metadata]

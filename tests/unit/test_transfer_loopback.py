@@ -74,6 +74,15 @@ def slow() -> Iterator[KVWorker]:
     worker.manager.stop()
 
 
+def send(prefill: KVWorker, decode: KVWorker) -> None:
+    receiver = decode.manager.receiver(5)
+    sender = prefill.manager.sender(5, "key", SOURCE)
+    compute(sender, 5)
+    sender.seal(seal_of(5, pages=5))
+    sender.bootstrap(destination(decode, TARGET, receiver.row), *decode.address())
+    assert isinstance(prefill.event(), Sent)
+
+
 def test_pages_and_seal_arrive(prefill: KVWorker, decode: KVWorker) -> None:
     receiver = decode.manager.receiver(5)
     canaries = decode.others(TARGET)
@@ -287,6 +296,53 @@ def test_a_stopped_peer_is_lost(prefill: KVWorker, decode: KVWorker) -> None:
     assert isinstance(prefill.event(), SendFailed)
     sender.close()
     assert prefill.event() == Settled(5)
+
+
+def test_a_peer_that_was_greeted_needs_no_other_handshake(prefill: KVWorker, decode: KVWorker) -> None:
+    for _ in range(2):
+        prefill.manager.greet_peer(*decode.address())
+    until(lambda: prefill.manager.handshakes == (1, 0), "they are connected")
+    send(prefill, decode)
+    assert prefill.manager.handshakes == (1, 0)
+
+
+def test_who_could_not_be_greeted_is_connected_by_the_first_room(prefill: KVWorker, decode: KVWorker) -> None:
+    LoopbackTransport.living.discard(decode.boot)
+    prefill.manager.greet_peer(*decode.address())
+    until(lambda: prefill.manager.handshakes == (0, 1), "the greeting fails")
+    LoopbackTransport.living.add(decode.boot)
+    send(prefill, decode)
+    assert prefill.manager.handshakes == (1, 1)
+
+
+def test_a_greeting_waits_for_writes_in_flight(slow: KVWorker, decode: KVWorker, prefill: KVWorker) -> None:
+    receiver = decode.manager.receiver(5)
+    sender = slow.manager.sender(5, "key", SOURCE)
+    compute(sender, 5)
+    sender.bootstrap(destination(decode, TARGET, receiver.row), *decode.address())
+    until(lambda: len(HeldTransport.posts) == 20)
+    slow.manager.greet_peer(*prefill.address())
+    for _ in range(20):
+        HeldTransport.let.release()
+        assert slow.manager.handshakes == (1, 0)
+    until(lambda: slow.manager.handshakes == (2, 0), "nothing is in flight")
+
+
+def test_the_dead_are_not_greeted(slow: KVWorker, decode: KVWorker, prefill: KVWorker) -> None:
+    receiver = decode.manager.receiver(5)
+    sender = slow.manager.sender(5, "key", SOURCE)
+    compute(sender, 5)
+    sender.bootstrap(destination(decode, TARGET, receiver.row), *decode.address())
+    until(lambda: len(HeldTransport.posts) == 20)
+    LoopbackTransport.living.discard(prefill.boot)
+    slow.manager.greet_peer(*prefill.address())
+    slow.manager.forget_peer(prefill.boot)
+    third = KVWorker("third", geometry(pages=12), "loopback", seed=3)
+    slow.manager.greet_peer(*third.address())
+    HeldTransport.let.release(20)
+    until(lambda: slow.manager.handshakes.ok == 2, "the third is greeted")
+    assert slow.manager.handshakes.failed == 0
+    third.manager.stop()
 
 
 def test_rows_run_out_and_come_back_only_with_proof(decode: KVWorker) -> None:

@@ -168,6 +168,15 @@ class KVManager(ABC):
         worker's leases as it last knew them. Without a call there is no deadline."""
 
     @abstractmethod
+    def greet_peer(self, metadata: bytes, geometry: Geometry) -> None:
+        """Connect to a peer that will be written to, named as in `bootstrap`. Returns at once; what fails is
+        tried again by the first room. Raises GeometryMismatch."""
+
+    @abstractmethod
+    def be_greeted(self) -> None:
+        """A peer that will write here has appeared and connects now."""
+
+    @abstractmethod
     def forget_peer(self, boot: str) -> None:
         """The peer is dead: drop its agent. Rooms not yet sent to it end in SendFailed, and no room of it
         settles if something was in flight."""

@@ -45,6 +45,9 @@ class LoopbackTransport(Transport):
         self._reach(peer.boot)
         self._peers[peer.boot] = peer
 
+    def greet(self, boot: str) -> None:
+        pass
+
     def make(self, boot: str, table: Table, local: IndexArray, remote: IndexArray) -> Handle:
         peer = self._peers.get(boot)
         if peer is None:

@@ -70,6 +70,12 @@ class TransferManager(KVManager):
     def posts_until(self, deadline_s: float) -> None:
         self._thread.posts_until_s = deadline_s
 
+    def greet_peer(self, metadata: bytes, geometry: Geometry) -> None:
+        self._thread.greet(self.peer_of(metadata, geometry))
+
+    def be_greeted(self) -> None:
+        self._thread.be_greeted()
+
     def forget_peer(self, boot: str) -> None:
         self._thread.forget(boot)
 

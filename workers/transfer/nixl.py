@@ -93,6 +93,10 @@ class NixlTransport(Transport):
         self._peers[name] = Lists(pool, rows)
         event(log, "peer_connected", peer=peer.boot, pages=peer.pages, rows=peer.rows)
 
+    def greet(self, boot: str) -> None:
+        with self._translated(boot):
+            self._agent.send_notif(boot, b"")
+
     def make(self, boot: str, table: Table, local: IndexArray, remote: IndexArray) -> Handle:
         peer = self._peers.get(boot)
         if peer is None:
@@ -116,7 +120,7 @@ class NixlTransport(Transport):
 
     def progress(self) -> None:
         with self._logged("progress_failed"):
-            self._agent.get_new_notifs()  # nobody sends any; asking is what makes UCX advance
+            self._agent.get_new_notifs()  # greetings say nothing; asking is what makes UCX advance
         for xfer in [self._unreleased.pop() for _ in range(len(self._unreleased))]:
             self._try_release(xfer)
 

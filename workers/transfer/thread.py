@@ -5,6 +5,7 @@ import math
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 SEND_POLL_S = 0.001
 RECEIVE_POLL_S = 0.004  # each look takes time from a decode step
 RECEIVE_FAR_POLL_S = 0.001
+GREETING_POLL_S = 0.004
+GREETING_S = 3.0  # both sides see each other within one renewal
 WAIT_POLL_S = 0.05  # compute wants the core, and tells when there is more
 STALL_S = 45.0  # after a cable was cut for ten seconds, TCP may need twenty-five
 STOP_S = 5.0
@@ -54,6 +57,8 @@ class TransferThread:
         self._sends: dict[int, Send] = {}
         self._receiving: dict[int, float] = {}  # room -> how long to sleep between two looks
         self._broken: set[str] = set()
+        self._to_greet: deque[Peer] = deque()
+        self._greeting_until_s = 0.0  # monotonic: somebody here or there may be connecting
         self._connected: set[str] = set()
         self._landed_s: dict[str, float] = {}  # boot -> when a write there last landed, monotonic
         self._stopping = False
@@ -79,6 +84,14 @@ class TransferThread:
 
     def received(self, room: int) -> None:
         self._commands.put(partial(self._receiving.pop, room, None))
+
+    def greet(self, peer: Peer) -> None:
+        """Connect before there is something to send, once nothing else moves."""
+        self._commands.put(lambda: self._to_greet.append(peer))
+
+    def be_greeted(self) -> None:
+        """A peer is about to connect, which takes a few looks of this side."""
+        self._commands.put(self._look_for_a_while)
 
     def forget(self, boot: str) -> None:
         self._commands.put(partial(self._forget, boot, f"decode worker {boot} is gone"))
@@ -112,14 +125,17 @@ class TransferThread:
             self._drain(0.0 if advanced else self._poll_s())
             self._transport.progress()
             moved = [self._advance(send) for send in tuple(self._sends.values())]
-            advanced = any(moved)
+            advanced = any(moved) or self._greet_next()
 
     def _poll_s(self) -> float | None:
         """How long to sleep on the queue; None: until a command comes."""
         if any(send.moves for send in self._sends.values()):
             return SEND_POLL_S
-        if self._receiving:
-            return min(self._receiving.values())
+        looks = list(self._receiving.values())
+        if time.monotonic() < self._greeting_until_s:
+            looks.append(GREETING_POLL_S)
+        if looks:
+            return min(looks)
         return WAIT_POLL_S if any(send.waits for send in self._sends.values()) else None
 
     def _drain(self, wait_s: float | None) -> None:
@@ -293,6 +309,7 @@ class TransferThread:
         unproven."""
         self._broken.discard(boot)
         self._connected.discard(boot)
+        self._to_greet = deque(peer for peer in self._to_greet if peer.boot != boot)
         self._landed_s.pop(boot, None)
         for send in [send for send in self._sends.values() if send.peer == boot and send is not keep]:
             send.state.fail(error)
@@ -300,6 +317,25 @@ class TransferThread:
             self._drop_flights(send)
             self._tell(send)
         self._transport.forget(boot)
+
+    def _greet_next(self) -> bool:
+        """A connection takes some 20 ms of this thread: one at a time, and not while writes are in flight."""
+        if not self._to_greet or any(send.moves for send in self._sends.values()):
+            return False
+        peer = self._to_greet.popleft()
+        if peer.boot in self._connected:
+            return True
+        try:
+            self._connect(peer)
+            self._transport.greet(peer.boot)
+        except TransportError as error:  # the first room tries again
+            event(log, "not_greeted", logging.WARNING, peer=peer.boot, error=error)
+            self._forget(peer.boot, f"decode worker {peer.boot} could not be greeted")
+        self._look_for_a_while()
+        return True
+
+    def _look_for_a_while(self) -> None:
+        self._greeting_until_s = time.monotonic() + GREETING_S
 
     def _set_stopping(self) -> None:
         self._stopping = True

@@ -41,6 +41,11 @@ class Transport(ABC):
         """Make ready to write to the peer; nothing to do when it is connected. Raises TransportError."""
 
     @abstractmethod
+    def greet(self, boot: str) -> None:
+        """Have a word travel to a connected peer, so that the first write finds the way open. Raises
+        TransportError."""
+
+    @abstractmethod
     def make(self, boot: str, table: Table, local: IndexArray, remote: IndexArray) -> Handle:
         """A write of `local` to `remote`, both int32 [n]. Nothing is sent yet. Raises TransportError."""
 
