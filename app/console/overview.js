@@ -8,7 +8,7 @@ import { Poll } from "./poll.js";
 import { showPools } from "./pools.js";
 import { showRequests } from "./requests.js";
 
-const LENGTHS = [20, 60, 200]; // of the list; older ones are for programs
+const LENGTHS = [20, 60, 200]; // of the list; older ones are opened by id
 
 const poolsAnswer = new Watched();
 const listAnswer = new Watched();
@@ -36,6 +36,11 @@ const poll = new Poll(refresh, (problem) => frame.heard(problem));
 byId("older").addEventListener("click", () => {
   length += 1;
   beginAgain();
+});
+byId("find").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const id = byId("find-id").value.trim();
+  if (id) location.assign(`/console/requests/${encodeURIComponent(id)}`);
 });
 new Compose(frame);
 poll.now();

@@ -187,6 +187,25 @@ def test_the_list_grows_where_that_is_wanted(
         expect(page.locator("#requests").get_by_role("link", name=sample["id"], exact=True)).to_be_attached()
 
 
+def test_a_request_is_opened_by_its_id(page: Page, gateway: GatewayProcess, worker: ScriptedWorker) -> None:
+    samples = gateway.call("POST", "/v1/requests", {"prompt": "Once", "n": 21}).body["samples"]
+    first = samples[0]["id"]
+    overview(page, gateway)
+    box = page.get_by_role("searchbox", name="Open a request by its id")
+    box.press("Enter")
+    box.fill("  ")
+    box.press("Enter")
+    expect(page).to_have_url(f"{gateway.url}/console")
+    box.fill(f" {first} ")
+    box.press("Enter")
+    expect(page).to_have_url(f"{gateway.url}/console/requests/{first}")
+    expect(page.locator("#title")).to_have_text(first)
+    page.goto(f"{gateway.url}/console")
+    box.fill("req-nobody")
+    box.press("Enter")
+    expect(page.locator("#pulse")).to_have_text("not found")
+
+
 def test_the_keyboard_is_enough(
     page: Page, gateway: GatewayProcess, worker: ScriptedWorker, told: list[Token]
 ) -> None:
