@@ -13,7 +13,7 @@ class LineThreads:
 
     def __init__(self, most: int) -> None:
         self._free = threading.Semaphore(most)
-        self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._work: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._lock = threading.Lock()
         self._idle = 0
 
@@ -21,7 +21,7 @@ class LineThreads:
         """Wait for a thread, which is the caller's until it has done what `run` gives it."""
         return self._free.acquire(timeout=timeout_s)
 
-    def run(self, work: Callable[[], None]) -> None:
+    def run(self, work: Callable[[], object]) -> None:
         """In the thread that was taken. `work` raises nothing."""
         with self._lock:
             new, self._idle = self._idle == 0, max(self._idle - 1, 0)
