@@ -16,6 +16,7 @@ from app.gateway.service import Service, service
 from app.gateway.sse import DONE, PING, event_stream, frame
 from app.gateway.strict import Strict
 from app.generation.attendance import Attendance, client_left, refuse_failure
+from app.generation.chunk_counts import ChunkCounts
 from app.generation.shown_prompt import ShownPrompt
 from app.generation.submit import current_body, submit_all
 from relay.request import Record, Token
@@ -198,10 +199,11 @@ def generate() -> Response:
             Sample(request_id, len(ids), asked.return_logprob, leader, partial(_record, s), shown)
             for request_id in accepted.request_ids[number * body.n : (number + 1) * body.n]
         ]
+    counts = ChunkCounts(len(samples), accepted.goes_on)
     attendance = Attendance(s, KIND, accepted, request.environ)
     alone = asked.single and body.n == 1
     if asked.stream:
-        return event_stream(_frames(attendance, samples, alone), attendance.leave)
+        return event_stream(_frames(attendance, samples, alone, counts), attendance.leave)
     try:
         return _whole(attendance, samples, alone)
     finally:
@@ -220,7 +222,9 @@ def _whole(attendance: Attendance, samples: list[Sample], alone: bool) -> Respon
     return jsonify(views[0] if alone else views)
 
 
-def _frames(attendance: Attendance, samples: list[Sample], alone: bool) -> Iterator[str]:
+def _frames(
+    attendance: Attendance, samples: list[Sample], alone: bool, counts: ChunkCounts
+) -> Iterator[str]:
     try:
         for found in attendance.events_of_all():
             if not found:
@@ -228,7 +232,9 @@ def _frames(attendance: Attendance, samples: list[Sample], alone: bool) -> Itera
                 continue
             index, item = found
             place = {} if alone else {"index": index}
-            yield "".join(frame(view | place) for view in samples[index].grown(item))
+            for view in samples[index].grown(item):
+                if counts.count(index):
+                    yield counts.name() + frame(view | place)
     except ClientGone:
         return
     except ApiError as error:

@@ -7,13 +7,13 @@ from typing import Any, Protocol
 from flask import Response, jsonify, request
 
 from app.fields.schema import StreamOptions
-from app.gateway.arguments import last_events
 from app.gateway.client import ClientGone
 from app.gateway.errors import ApiError
 from app.gateway.service import Service
 from app.gateway.sse import DONE, PING, event_stream, frame
 from app.generation.attendance import Attendance, client_left, refuse_failure
 from app.generation.best_of import Sample, chosen
+from app.generation.chunk_counts import ChunkCounts
 from app.generation.submit import Accepted
 from app.generation.view import usage
 from relay.request import Token
@@ -42,12 +42,7 @@ class View(Protocol):
 
 
 class Generation:
-    """The answer to a client that stays, in chunks or whole.
-
-    Where the request has a key, chunks tell how many of each choice the client has then: it may come again
-    for those it has not seen. Others do not, since clients that expect `data:` at the beginning of each event
-    would lose them.
-    """
+    """The answer to a client that stays, in chunks or whole."""
 
     def __init__(self, service: Service, accepted: Accepted, new_view: Callable[[int], View], n: int) -> None:
         """`new_view` makes the view of one sample, by its place in `request_ids`. Of more than `n` of a
@@ -57,9 +52,7 @@ class Generation:
         self._n = n
         self._views = [new_view(index) for index in range(len(accepted.request_ids))]
         self._view = self._views[0]
-        self._numbered = accepted.goes_on
-        self._seen = last_events(len(self._views))
-        self._sent = [0] * len(self._views)  # chunks of each choice, beside the first
+        self._counts = ChunkCounts(len(self._views), accepted.goes_on)  # of chunks beside the first ones
         self._attendance = Attendance(service, self._view.kind, accepted, request.environ)
         self._created = self._when()
 
@@ -128,21 +121,15 @@ class Generation:
             for index, view in enumerate(self._views)
             if (first := view.first())
         ]
-        if not frames or self._seen is not None:
+        if not frames or self._counts.resumed:
             return ""
-        return "".join([*frames[:-1], self._name(), frames[-1]])
+        return "".join([*frames[:-1], self._counts.name(), frames[-1]])
 
     def _next_frame(self, index: int, choice: dict[str, Any], options: StreamOptions) -> str:
         """Nothing if the client has it."""
-        self._sent[index] += 1
-        if self._seen is not None and self._sent[index] <= self._seen[index]:
+        if not self._counts.count(index):
             return ""
-        return self._name() + self._frame(index, choice, options)
-
-    def _name(self) -> str:
-        """What a client says that comes again after the next chunk."""
-        has = map(max, self._sent, self._seen or self._sent)
-        return f"id: {'.'.join(map(str, has))}\n" if self._numbered else ""
+        return self._counts.name() + self._frame(index, choice, options)
 
     def _frame(
         self, index: int, choice: dict[str, Any], options: StreamOptions, about: dict[str, Any] | None = None

@@ -3,6 +3,7 @@
 import json
 import secrets
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,9 @@ from tests.gateway_rig import (
     EventStream,
     GatewayProcess,
     ScriptedWorker,
+    words,
 )
+from tests.servers import RedisServer
 
 MODEL = f"generate-{secrets.token_hex(4)}"
 TEXT = " a small answer"
@@ -58,6 +61,29 @@ def test_the_same_key_gives_the_same_bytes(
     ]
     assert (first.status, sorted(first.raw.splitlines())) == (200, sorted(again.raw.splitlines()))
     assert len(answering.claimed) == 2
+
+
+def test_a_stream_with_a_key_goes_on_at_another_gateway(
+    gateway: GatewayProcess,
+    worker: ScriptedWorker,
+    tokenizer: Tokenizer,
+    valkey: RedisServer,
+    tmp_path: Path,
+) -> None:
+    body, key = {"text": "Hello", "stream": True}, {"Idempotency_Key": "moves"}
+    stream = gateway.stream("POST", "/generate", body, **key)
+    claimed, spoken = worker.claim(), words(tokenizer, TEXT)
+    worker.emit(claimed, spoken[:2])
+    first = stream.events(2)
+    stream.close()
+    with GatewayProcess(valkey.url, MODEL, tmp_path / "log") as other:
+        stream = other.stream("POST", "/generate", body, Last_Event_ID=str(first[-1].event_id), **key)
+        worker.emit(claimed, spoken[2:], Finish("stop", None, ""))
+        *rest, done = stream.events()
+    assert done.data == "[DONE]"
+    assert [event.event_id for event in first + rest] == list(range(1, len(spoken) + 2))
+    assert rest[-1].data["text"] == TEXT
+    assert rest[-1].data["meta_info"]["finish_reason"]["type"] == "stop"
 
 
 def test_defaults_are_those_of_its_clients(gateway: GatewayProcess, answering: Answering) -> None:

@@ -1,6 +1,7 @@
 """The OpenAI views, as the unmodified `openai` client and raw HTTP meet them."""
 
 import secrets
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,6 +18,7 @@ from tests.gateway_rig import (
     eventually,
     wait_for_followers,
 )
+from tests.servers import RedisServer
 
 MODEL = f"openai-{secrets.token_hex(4)}"
 TEXT = " Paris is the capital."
@@ -228,8 +230,13 @@ def test_a_silent_stream_reaches_a_client_that_trims_what_arrives(
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_a_stream_with_a_key_goes_on_where_it_broke(
-    gateway: GatewayProcess, worker: ScriptedWorker, spoken: list[Token], path: str
+def test_a_stream_with_a_key_goes_on_where_it_broke_at_another_gateway(
+    gateway: GatewayProcess,
+    worker: ScriptedWorker,
+    spoken: list[Token],
+    path: str,
+    valkey: RedisServer,
+    tmp_path: Path,
 ) -> None:
     words = {"messages": CHAT} if "chat" in path else {"prompt": "France"}
     body = {**words, "stream": True, "stream_options": {"include_usage": True}}
@@ -240,9 +247,10 @@ def test_a_stream_with_a_key_goes_on_where_it_broke(
     first = stream.events(3)
     stream.close()
     seen = str(first[-1].event_id)
-    stream = gateway.stream("POST", path, body, Last_Event_ID=seen, **key)
-    worker.emit(claimed, spoken[3:], Finish("stop", None, HELD))
-    *rest, usage, done = stream.events()
+    with GatewayProcess(valkey.url, MODEL, tmp_path / "log") as other:
+        stream = other.stream("POST", path, body, Last_Event_ID=seen, **key)
+        worker.emit(claimed, spoken[3:], Finish("stop", None, HELD))
+        *rest, usage, done = stream.events()
     assert (usage.data["choices"], done.data) == ([], "[DONE]")
     told = [event.data["choices"][0] for event in first + rest]
     assert "".join(c["text"] if "text" in c else c["delta"].get("content", "") for c in told) == TEXT + HELD
