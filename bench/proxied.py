@@ -132,10 +132,10 @@ async def _answer(tokens: int, reader: asyncio.StreamReader, writer: asyncio.Str
     body = json.loads(await reader.readexactly(length) or b"{}")
     writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: application/json\r\n\r\n")
     if body.get("stream"):
-        for _ in range(tokens):
+        for number in range(tokens):
+            await asyncio.sleep(STEP_S if number else 0.0)
             writer.write(f"data: {time.perf_counter()}\n\n".encode())
             await writer.drain()
-            await asyncio.sleep(STEP_S)
     else:
         writer.write(b'{"kv_transfer_params": {}}')
         await writer.drain()
