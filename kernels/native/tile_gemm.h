@@ -103,16 +103,22 @@ struct TileGemm : Gemm<Isa, bf16> {
   private:
     static constexpr int kSums = 2 * kRows * kPanel;  // of one panel, in a block
 
-    // Where the panels after these begin, to be fetched evenly during `blocks` blocks.
+    // What is fetched while panels are multiplied with `blocks` blocks of rows. One block waits for memory: its own
+    // weights, some steps ahead. Among several, evenly, the panels after these.
     struct Ahead {
+        static constexpr int kBytes = 512;
+
         const char* at[panels];
         const char* end[panels];
-        int lines;  // in a step of `kDepth`
+        const int lines;  // in a step of `kDepth`
+        const bool into_first_level;
 
-        Ahead(const char* const* panel, int count, int depth, int blocks) : lines((kRows + blocks - 1) / blocks) {
+        Ahead(const char* const* panel, int count, int depth, int blocks)
+            : lines((kRows + blocks - 1) / blocks), into_first_level(blocks == 1) {
+            const int64_t panel_bytes = int64_t{depth} * kPanel * sizeof(In);
             for (int p = 0; p < count; ++p) {
-                at[p] = panel[p] + int64_t{depth} * kPanel * sizeof(In);
-                end[p] = at[p] + int64_t{depth} * kPanel * sizeof(In);
+                at[p] = panel[p] + (blocks == 1 ? kBytes : panel_bytes);
+                end[p] = panel[p] + 2 * panel_bytes;
             }
         }
 
@@ -120,7 +126,7 @@ struct TileGemm : Gemm<Isa, bf16> {
         inline __attribute__((always_inline)) void fetch_some() {
             for (int p = 0; p < Panels; ++p) {
                 if (at[p] >= end[p]) continue;
-                for (int i = 0; i < lines; ++i) __builtin_prefetch(at[p] + i * 64, 0, 2);
+                for (int i = 0; i < lines; ++i) fetch(at[p] + i * 64, into_first_level);
                 at[p] += lines * 64;
             }
         }
@@ -141,7 +147,7 @@ struct TileGemm : Gemm<Isa, bf16> {
         const char* const* panel, const In* const* x, int64_t stride, int height, int depth, float* const* out,
         int64_t out_stride, Ahead* ahead
     ) {
-        constexpr int kBytes = kRows * kRowBytes;
+        constexpr int kTileBytes = kRows * kRowBytes;
         each_tile<TilesOfRows, Panels>([&](auto rows, auto p) {
             constexpr int tile = Tiles::sums(rows, p);
             if constexpr (Add) {
@@ -153,7 +159,7 @@ struct TileGemm : Gemm<Isa, bf16> {
         const auto step = [&](const char* const* inputs, int64_t input_stride, const char* const* weights) {
             each_tile<1, Panels>([&](auto, auto p) { Tiles::load<Tiles::weights(p)>(weights[p], kRowBytes); });
             each_tile<TilesOfRows, 1>([&](auto rows, auto) {
-                Tiles::load<Tiles::inputs(rows)>(inputs[rows], input_stride);
+                Tiles::load_past<Tiles::inputs(rows)>(inputs[rows], input_stride);
             });
             each_tile<TilesOfRows, Panels>([&](auto rows, auto p) { Tiles::multiply<rows, p>(); });
         };
@@ -166,10 +172,10 @@ struct TileGemm : Gemm<Isa, bf16> {
             if (ahead) ahead->template fetch_some<Panels>();
             step(inputs, stride * sizeof(In), weights);
             for (int i = 0; i < TilesOfRows; ++i) inputs[i] += kRowBytes;
-            for (int p = 0; p < Panels; ++p) weights[p] += kBytes;
+            for (int p = 0; p < Panels; ++p) weights[p] += kTileBytes;
         }
         if (done < depth) {
-            alignas(64) char last_inputs[TilesOfRows][kBytes], last_weights[Panels][kBytes];
+            alignas(64) char last_inputs[TilesOfRows][kTileBytes], last_weights[Panels][kTileBytes];
             const char *some_inputs[TilesOfRows], *some_weights[Panels];
             for (int i = 0; i < TilesOfRows; ++i) {
                 some_inputs[i] = last_inputs[i];
@@ -180,7 +186,7 @@ struct TileGemm : Gemm<Isa, bf16> {
             }
             for (int p = 0; p < Panels; ++p) {
                 some_weights[p] = last_weights[p];
-                fill(weights[p], (depth - done) * kPanel * sizeof(In), kBytes, last_weights[p]);
+                fill(weights[p], (depth - done) * kPanel * sizeof(In), kTileBytes, last_weights[p]);
             }
             step(some_inputs, kRowBytes, some_weights);
         }

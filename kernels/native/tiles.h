@@ -40,6 +40,11 @@ class Tiles {
     static inline __attribute__((always_inline)) void load(const void* from, int64_t stride_bytes) {
         asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride_bytes), "i"(tile) : "memory");
     }
+    // What is not read again soon: it leaves the first level of the cache to what is.
+    template <int tile>
+    static inline __attribute__((always_inline)) void load_past(const void* from, int64_t stride_bytes) {
+        asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride_bytes), "i"(tile) : "memory");
+    }
     template <int tile>
     static inline __attribute__((always_inline)) void store(void* to, int64_t stride_bytes) {
         asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(stride_bytes), "i"(tile) : "memory");
