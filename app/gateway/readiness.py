@@ -1,5 +1,6 @@
 """Could a request be served now? Looked at in the background: who asks waits for nothing but the answer."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -10,6 +11,8 @@ from redis.exceptions import RedisError
 
 from app.gateway.admission import missing
 from relay.worker_card import WorkerCard
+
+log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.5
 STALE_S = 2.0  # a look that takes longer says that Redis is away
@@ -66,7 +69,10 @@ class Readiness:
 
     def _run(self) -> None:
         while not self._closing.wait(LOOK_EVERY_S):
-            self.look()
+            try:
+                self.look()
+            except Exception:  # nobody would miss this thread, and the gateway would not be ready again
+                log.exception("look_failed")
 
     def _ask(self) -> list[str]:
         try:

@@ -3,6 +3,7 @@
 import threading
 from typing import Any
 
+import pytest
 from redis.exceptions import ConnectionError
 
 from app.gateway.readiness import STALE_S, Readiness
@@ -43,6 +44,28 @@ def test_who_asks_again_waits_for_no_look() -> None:
     finally:
         readiness.close()
         probe.answers.set()
+
+
+def test_a_look_that_fails_unexpectedly_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.gateway.readiness.LOOK_EVERY_S", 0.01)
+    looks = iter([[], ValueError("a card that cannot be read")])
+    seen_again = threading.Event()
+
+    def cards() -> list[WorkerCard]:
+        look = next(looks, None)
+        if isinstance(look, Exception):
+            raise look
+        if look is None:
+            seen_again.set()
+        return []
+
+    probe: Any = Redis()
+    readiness = Readiness(probe, cards)
+    try:
+        readiness.verdict()
+        assert seen_again.wait(20)
+    finally:
+        readiness.close()
 
 
 def test_a_look_at_a_redis_that_is_away() -> None:
