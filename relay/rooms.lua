@@ -376,7 +376,8 @@ end
 
 -- The one way to a terminal state. `outcome` goes into the record and into the last entry of the token stream.
 local function end_request(c, r, state, outcome, held_text, caller)
-  count(c, 1, 'ended', state, outcome.error_code or outcome.finish_reason or state, r.state)
+  local kind = tonumber(r.priority or 0) == BATCH_PRIORITY and 'batch' or 'client'
+  count(c, 1, 'ended', kind, state, outcome.error_code or outcome.finish_reason or state, r.state)
   mail_ended(c, r, state, caller)
   end_room(c, r)
   take_everything(c, r)

@@ -22,7 +22,7 @@ _COUNTS = {
     "ended": (
         "requests_ended",
         "Requests by how, why and when they ended",
-        ["state", "reason", "stage"],
+        ["kind", "state", "reason", "stage"],
     ),
     "returned": ("legs_returned", "Legs that went back to their queue", ["leg", "reason"]),
     "local": ("local_prefills", "Prompts computed where their tokens are", ["reason"]),
@@ -38,7 +38,7 @@ _NEVER = {
     **{("returned", leg, why): 0 for leg in _LEGS for why in (*Why, "forgotten", "expired")},
     **{("local", reason): 0 for reason in ("unified", "fork")},
     **{("registered", role): 0 for role in ROLES},
-    ("ended", State.FAILED, "timeout", State.QUEUED): 0,
+    ("ended", "client", State.FAILED, "timeout", State.QUEUED): 0,
 }
 
 

@@ -11,18 +11,21 @@ SUSPECT_AFTER = 3
 
 def test_every_end_is_counted_once_by_how_why_and_where(rooms: Rooms) -> None:
     finished, cancelled, failed = (rooms.submit(submission()).request_id for _ in range(3))
+    line = rooms.submit(submission(priority=BATCH_PRIORITY)).request_id
     hold = claim_of(rooms, finished)
     for _ in range(2):  # the reply to the first may have been lost
         rooms.emit([Emission(hold, 0, tokens(0, 2), Finish("length"))])
         rooms.cancel(cancelled)
+        rooms.cancel(line)
     rooms.fail(claim_of(rooms, failed), "engine_failed", "no")
     ended = {name[1:]: times for name, times in rooms.counts().items() if name[0] == "ended"}
     assert ended == {
-        ("finished", "length", "decode"): 1,
-        ("cancelled", "cancelled", "queued"): 1,
-        ("failed", "engine_failed", "decode"): 1,
+        ("client", "finished", "length", "decode"): 1,
+        ("client", "cancelled", "cancelled", "queued"): 1,
+        ("client", "failed", "engine_failed", "decode"): 1,
+        ("batch", "cancelled", "cancelled", "queued"): 1,
     }
-    assert rooms.counts()["submitted", "request"] == 3
+    assert rooms.counts()["submitted", "request"] == 4
 
 
 def test_legs_that_go_back_are_counted_by_reason_and_leases_by_what_became_of_them(rooms: Rooms) -> None:
