@@ -15,6 +15,7 @@ from kombu.connection import Connection
 from kombu.exceptions import OperationalError
 
 from relay import log as logs
+from relay.broker import use_lasting_clients
 from relay.log import event
 from relay.redis_url import RedisUrl
 from relay.request import Leg, Ring
@@ -46,12 +47,17 @@ class _Connection(Connection):
 class _AMQP(AMQP):  # type: ignore[misc]
     Connection = _Connection
 
+    def TaskConsumer(self, *args: Any, **kwargs: Any) -> Any:
+        """What is taken leaves the broker: it keeps no copy for us to acknowledge, two commands for each."""
+        return super().TaskConsumer(*args, no_ack=True, **kwargs)
 
+
+use_lasting_clients()
 _broker = RedisUrl.parse(Settings.from_env().celery_broker).celery()
 app = Celery("kvrelay", broker=_broker.url, amqp=_AMQP, set_as_current=True)
 app.conf.update(
     broker_use_ssl=_broker.use_ssl,
-    # The message is a credit, the request record is the truth: acknowledged on arrival.
+    # The message is a credit, the request record is the truth: gone from the broker on arrival.
     task_acks_late=False,
     task_reject_on_worker_lost=False,
     worker_prefetch_multiplier=1,

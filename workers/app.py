@@ -8,6 +8,8 @@ from relay.celery import FLUSH_CACHE, app
 from workers.reaper import Reaper
 
 app.steps["worker"].add(Reaper)
+# Flower knows what waits by the bell of the gateway; what a worker rings for it shows as prefill meanwhile.
+app.conf.task_send_sent_event = False
 
 
 @control_command(name=FLUSH_CACHE)  # type: ignore[untyped-decorator]

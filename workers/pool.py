@@ -129,6 +129,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
         fork = self._forks.pop(request.id, None)
         task = fork or Task(self, request)
         self._running.add(task)
+        request.acknowledged = True  # the consumer takes messages without: see relay/celery.py
         try:
             accept_callback(os.getpid(), time.monotonic())
             if fork is None:
