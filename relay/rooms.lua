@@ -116,6 +116,8 @@ local LOOKED_AT = {
   'p_boot', 'p_fence', 'p_nonce', 'p_queued', 'd_boot', 'd_fence', 'd_nonce', 'd_queued',
   'owner', 'metered', 'trace', 'progress', 'deadline',
 }
+-- All that an emission in the middle looks at: there is one for each token.
+local EMIT_LOOKS_AT = { 'state', 'tokens', 'first_token', 'priority', 'd_fence', 'd_nonce' }
 local MILESTONE = {
   'submitted', 'claimed', 'prefill_start', 'prefill_end', 'first_token', 'ended', 'prompt_tokens', 'cached_tokens',
   'tokens',
@@ -125,11 +127,12 @@ local OF_ONE_ATTEMPT = {
   'transfer_us', 'transfer_bytes', 'transfer_descriptors',
 }
 
-local function read(c, id)
-  local values = redis.call('HMGET', key(c, 'req', id), unpack(LOOKED_AT))
+local function read(c, id, names)
+  names = names or LOOKED_AT
+  local values = redis.call('HMGET', key(c, 'req', id), unpack(names))
   if not values[1] then return nil end
   local r = { id = id }
-  for i, name in ipairs(LOOKED_AT) do r[name] = values[i] or nil end
+  for i, name in ipairs(names) do r[name] = values[i] or nil end
   return r
 end
 
@@ -157,8 +160,8 @@ end
 
 -- The record and the leg, if this hold (id, leg, fence, nonce) is the claim on it and the state allows the call; else
 -- nil: the call is stale. A fence alone may be issued twice, since Redis may lose its last second: the nonce decides.
-local function owned(c, hold, states)
-  local r, leg = read(c, hold[1]), KEPT_AS[hold[2]]
+local function owned(c, hold, states, names)
+  local r, leg = read(c, hold[1], names), KEPT_AS[hold[2]]
   local p = FIELDS_OF[leg]
   if not r or r[p .. 'fence'] ~= hold[3] or r[p .. 'nonce'] ~= hold[4] then return nil end
   if not (states or OWNED_IN[leg])[r.state] then return nil end
@@ -816,7 +819,8 @@ end
 
 -- `text` is what `e` was decoded from: followers get it as it is.
 local function emit_one(c, e, text)
-  local r = owned(c, e.hold, e.finish and FINISH_IN or EMIT_IN)
+  local whole = e.finish or e.prefilled
+  local r = owned(c, e.hold, e.finish and FINISH_IN or EMIT_IN, not whole and EMIT_LOOKS_AT or nil)
   if not r then
     count(c, 1, 'lease', 'fenced')
     return { 'stale', 0, {}, {} }
