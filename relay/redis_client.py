@@ -5,6 +5,9 @@ calls that must answer soon go through `command_client`, and only ones that may 
 through a `blocking_client`, which never repeats, and pushes come through a `push_client`.
 """
 
+from queue import Empty
+from typing import Any
+
 from redis import BlockingConnectionPool, ConnectionPool, Redis
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.client import PubSub
@@ -22,13 +25,36 @@ _HEALTH_CHECK_S = 15
 _MAX_CONNECTIONS = 64
 
 
+class CommandPool(BlockingConnectionPool):
+    """Without what redis-py measures and tries of a connection before each call: one that has died meanwhile
+    is found by the call itself, which runs again on a new one to the same address."""
+
+    def get_connection(self, command_name: str | None = None, *keys: Any, **options: Any) -> Any:
+        self._checkpid()
+        try:
+            connection = self.pool.get(timeout=self.timeout)
+        except Empty:
+            raise ConnectionError("No connection available.") from None
+        return connection or self.make_connection()  # type: ignore[no-untyped-call]
+
+    def release(self, connection: Any) -> None:
+        self._checkpid()
+        if not self.owns_connection(connection):
+            super().release(connection)  # type: ignore[no-untyped-call]
+            return
+        if connection.should_reconnect():
+            connection.disconnect()
+        self.pool.put_nowait(connection)
+
+
 def command_client(url: str) -> Redis:
     """For calls that may run twice: each is tried two times, so it takes at most about 4 s to fail.
 
     Any number of threads may call: those beyond the connections wait up to 2 s for one.
     """
-    pool = RedisUrl.parse(url).pool(
-        BlockingConnectionPool,
+    where = RedisUrl.parse(url)
+    pool = where.pool(
+        BlockingConnectionPool if where.master else CommandPool,  # after a fail-over the address is another
         max_connections=_MAX_CONNECTIONS,
         timeout=_COMMAND_TIMEOUT_S,
         protocol=2,
