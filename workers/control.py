@@ -115,8 +115,12 @@ class Control:
         """The drain is over: nothing is owned, in flight or unsaid, or it has taken too long."""
         if not self._drain.begun:
             return False
-        nothing_left = not self._tasks and not self._calls and self._legs.settled()
-        return nothing_left or self._drain.over(time.monotonic())
+        return not self._open or self._drain.over(time.monotonic())
+
+    @property
+    def _open(self) -> bool:
+        """Something is owned, in flight or unsaid."""
+        return bool(self._tasks or self._calls) or not self._legs.settled()
 
     def load(self) -> Load:
         headroom = self._engine.headroom
@@ -201,9 +205,11 @@ class Control:
             self._on_crash(error)
 
     def _receive(self) -> None:
-        """Handle what has come in; wait a moment for the first of it."""
+        """Handle what has come in; wait for the first of it a moment, or until the next renewal where nothing
+        is open."""
+        wait_s = TICK_S if self._open else max(0.0, self._leases.due_at - time.monotonic())
         try:
-            self._handle(self._inbox.get(timeout=TICK_S))
+            self._handle(self._inbox.get(timeout=wait_s))
             for _ in range(BATCH):
                 self._handle(self._inbox.get_nowait())
         except queue.Empty:
