@@ -248,6 +248,7 @@ class NativePass:
         plan: Plan,
         on_layer: Callable[[int], None] | None,
         logit_rows: Tensor,
+        group_layers: int = 1,
     ) -> Tensor:
         """Raises ValueError for a token, position, page or row that is not there."""
         layers, pages, _, page_size, *kv_row = kv.shape
@@ -266,6 +267,7 @@ class NativePass:
             pages=pages,
             batch=plan.native,
             on_layer=on_layer,
+            group_layers=group_layers,
             logit_rows=_address(logit_rows),
             logit_count=len(logit_rows),
             logits=_address(logits),

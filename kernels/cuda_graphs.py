@@ -67,9 +67,10 @@ class GraphedPass:
         plan: Plan,
         on_layer: Callable[[int], None] | None,
         logit_rows: Tensor,
+        group_layers: int = 1,
     ) -> Tensor:
         if on_layer is not None or len(tokens) > ROWS[-1] or not plan.batch.decodes_only:
-            return self._op_by_op(tokens, positions, kv, plan, on_layer, logit_rows)
+            return self._op_by_op(tokens, positions, kv, plan, on_layer, logit_rows, group_layers)
         rows = graph_rows(len(tokens))[-1]
         graph = self._graphs.get(rows)
         if graph is None:

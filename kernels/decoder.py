@@ -74,6 +74,11 @@ class Decoder:
         )
 
 
+def ends_group(layer: int, group_layers: int, layers: int) -> bool:
+    """Whether it is the last of `group_layers` layers, or of all."""
+    return (layer + 1) % group_layers == 0 or layer + 1 == layers
+
+
 class ForwardPass(Protocol):
     """One step over all requests of a plan."""
 
@@ -85,6 +90,7 @@ class ForwardPass(Protocol):
         plan: Any,
         on_layer: Callable[[int], None] | None,
         logit_rows: Tensor,
+        group_layers: int = 1,
     ) -> Tensor:
         """As `workers.models.Model.forward`; `plan` is of the same kernels."""
         ...

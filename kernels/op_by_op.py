@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from kernels.decoder import Decoder, Layer
+from kernels.decoder import Decoder, Layer, ends_group
 
 if TYPE_CHECKING:
     from kernels.base import Kernels, Plan
@@ -29,6 +29,7 @@ class OpByOp:
         plan: Plan,
         on_layer: Callable[[int], None] | None,
         logit_rows: Tensor,
+        group_layers: int = 1,
     ) -> Tensor:
         kernels, eps = self._kernels, self._decoder.rms_norm_eps
         residual = kernels.embedding(tokens, self._decoder.embedding)
@@ -39,7 +40,7 @@ class OpByOp:
             x, residual = kernels.add_rms_norm(x, residual, layer.mlp_norm, eps)
             x = kernels.linear(kernels.silu_and_mul(kernels.linear(x, layer.gate_up)), layer.down)
             x, residual = kernels.add_rms_norm(x, residual, next_norm, eps)
-            if on_layer is not None:
+            if on_layer is not None and ends_group(i, group_layers, len(self._layers)):
                 on_layer(i)
         return kernels.logits(x[logit_rows], self._decoder.head)
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels.base import AttentionBatch
+from kernels.decoder import ends_group
 from relay.sampling import SamplingParams
 from tests.late_runner import LateRunner
 from workers.engine.config import EngineConfig
@@ -87,6 +88,7 @@ class HashingModel:
         plan: AttentionBatch,
         on_layer: Callable[[int], None] | None,
         logit_rows: Tensor,
+        group_layers: int = 1,
     ) -> Tensor:
         pool = kv.numpy().reshape(kv.shape[:4])
         ids, at = tokens.tolist(), positions.tolist()
@@ -104,7 +106,7 @@ class HashingModel:
                     key = _key(layer, position, token, before)
                     pool[layer, table[page], :, offset] = key, _value(key)
                 row += query
-            if on_layer is not None:
+            if on_layer is not None and ends_group(layer, group_layers, LAYERS):
                 on_layer(layer)
         wanted, logits, row = logit_rows.tolist(), torch.zeros(len(logit_rows), VOCAB), 0
         for query, context, table in zip(plan.query_lens_tokens, plan.context_lens_tokens, plan.block_tables):

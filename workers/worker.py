@@ -57,6 +57,7 @@ _WARM_DRAW = Draw(temperature=1.0, top_k=2, top_p=0.5, min_p=0.1, u=0.5)
 JOIN_S = 5.0
 OUTPUT_S = 1.0  # a drain that went well has emitted everything
 MAIL_RETRY_S = 0.25
+GROUP_BYTES = 4 << 20  # some 0.5 ms of a core to write, as much as each write costs beside
 SCORED_BYTES = {"cpu": 6 << 20, "cuda": 256 << 20}  # of float32 logits that a step keeps to score a prompt
 
 
@@ -114,6 +115,7 @@ class Worker:
                 context_tokens,
                 settings.chunk_tokens,
                 settings.group_layers,
+                GROUP_BYTES,
                 settings.reserve_tokens,
                 scored_tokens=max(1, SCORED_BYTES[device.type] // (4 * model.config.vocab_size)),
             ),

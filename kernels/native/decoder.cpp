@@ -101,7 +101,9 @@ Decoder::Activations Decoder::make_room(int64_t tokens) {
     };
 }
 
-void Decoder::forward(const Step& step, const Batch& batch, const std::function<void(int)>& on_layer) {
+void Decoder::forward(const Step& step, const Batch& batch, const std::function<void(int)>& on_layer,
+                      int group_layers) {
+    if (group_layers < 1) throw std::invalid_argument("a group has at least one layer");
     check(step, batch);
     if (step.count == 0) return;
     const int layers = static_cast<int>(layers_.size());
@@ -116,9 +118,12 @@ void Decoder::forward(const Step& step, const Batch& batch, const std::function<
         return;
     }
     pool_->run([&](int thread, Team& team) { embed(step, thread, team); });
-    for (int i = 0; i < layers; ++i) {
-        pool_->run([&](int thread, Team& team) { layer(i, step, batch, thread, team); });
-        on_layer(i);
+    for (int first = 0; first < layers; first += group_layers) {
+        const int last = std::min(layers - first, group_layers) + first;
+        pool_->run([&](int thread, Team& team) {
+            for (int i = first; i < last; ++i) layer(i, step, batch, thread, team);
+        });
+        on_layer(last - 1);
     }
     pool_->run([&](int thread, Team& team) { logits(step, thread, team); });
 }

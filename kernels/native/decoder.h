@@ -46,9 +46,9 @@ class Decoder {
     void set_ends(const std::optional<MatrixRows>& embedding, const void* final_norm, const MatrixRows& head,
                   const float* cos_sin, int64_t positions);
 
-    // `on_layer`, if given, is called on the caller's thread after each layer. Throws std::invalid_argument when
-    // a token, position, page or row is not there.
-    void forward(const Step& step, const Batch& batch, const std::function<void(int)>& on_layer);
+    // `on_layer`, if given, is called on the caller's thread with the last of every `group_layers` layers and of
+    // all. Throws std::invalid_argument when a token, position, page or row is not there.
+    void forward(const Step& step, const Batch& batch, const std::function<void(int)>& on_layer, int group_layers);
 
     size_t weight_bytes() const { return arena_.bytes(); }
 

@@ -26,8 +26,8 @@ T* at(Address address) {
 }
 
 void forward(Decoder& decoder, Address tokens, Address positions, int64_t count, Address kv, int64_t pages,
-             const Batch& batch, const std::optional<nb::callable>& on_layer, Address logit_rows, int64_t logit_count,
-             Address logits) {
+             const Batch& batch, const std::optional<nb::callable>& on_layer, int group_layers, Address logit_rows,
+             int64_t logit_count, Address logits) {
     const Step step{at<int64_t>(tokens), at<int64_t>(positions), count,       at(kv),
                     pages,               at<int64_t>(logit_rows), logit_count, at<float>(logits)};
     std::function<void(int)> call;
@@ -38,7 +38,7 @@ void forward(Decoder& decoder, Address tokens, Address positions, int64_t count,
         };
     }
     nb::gil_scoped_release released;
-    decoder.forward(step, batch, call);
+    decoder.forward(step, batch, call, group_layers);
 }
 
 }  // namespace
@@ -99,7 +99,7 @@ NB_MODULE(_native, module) {
             nb::call_guard<nb::gil_scoped_release>())
         .def_prop_ro("weight_bytes", &Decoder::weight_bytes)
         .def("forward", &forward, "tokens"_a, "positions"_a, "count"_a, "kv"_a, "pages"_a, "batch"_a,
-             "on_layer"_a.none(), "logit_rows"_a, "logit_count"_a, "logits"_a);
+             "on_layer"_a.none(), "group_layers"_a, "logit_rows"_a, "logit_count"_a, "logits"_a);
 
     nb::class_<Machine>(module, "Machine")
         .def(nb::init<Dtype, const std::string&, std::shared_ptr<ThreadPool>>(), "dtype"_a, "isa"_a, "pool"_a)

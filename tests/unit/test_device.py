@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from kernels.decoder import ends_group
 from relay.geometry import Geometry
 from relay.settings import SettingsError
 from workers.device import choose_device
@@ -72,17 +73,19 @@ class PlayedModel:
     def forward(self, *args: Any) -> None:
         on_layer: Callable[[int], None] = args[4]
         for layer in range(5):
-            on_layer(layer)
+            if ends_group(layer, args[6], 5):
+                on_layer(layer)
 
 
-def runner(is_cuda: bool) -> ModelRunner:
-    kv = SimpleNamespace(tensor=SimpleNamespace(shape=(5, 8), is_cuda=is_cuda))
-    return ModelRunner(PlayedModel(), kv, group_layers=2)  # type: ignore[arg-type]
+def runner(is_cuda: bool, group_bytes: int = 0) -> ModelRunner:
+    kv = SimpleNamespace(tensor=SimpleNamespace(shape=(5, 8), is_cuda=is_cuda), layer_token_bytes=100)
+    return ModelRunner(PlayedModel(), kv, 2, group_bytes)  # type: ignore[arg-type]
 
 
 def parts_of(runner: ModelRunner) -> list[tuple[int, int, Ready | None]]:
     parts: list[tuple[int, int, Ready | None]] = []
-    batch = SimpleNamespace(input_tokens=lambda: None, positions=None, logit_rows=None)
+    attention = SimpleNamespace(tokens=10)
+    batch = SimpleNamespace(input_tokens=lambda: None, positions=None, logit_rows=None, attention=attention)
     runner.forward(batch, None, lambda first, last, ready: parts.append((first, last, ready)))  # type: ignore[arg-type]
     return parts
 
@@ -99,6 +102,11 @@ def test_layer_groups_are_ready_when_the_device_is_past_them(monkeypatch: pytest
 
 def test_on_a_cpu_there_is_nothing_to_wait_for() -> None:
     assert parts_of(runner(is_cuda=False)) == [(0, 2, None), (2, 4, None), (4, 5, None)]
+
+
+def test_short_prompts_go_out_in_fewer_groups() -> None:
+    parts = parts_of(runner(is_cuda=False, group_bytes=3 * 10 * 100))
+    assert parts == [(0, 3, None), (3, 5, None)]
 
 
 @pytest.mark.parametrize(("kind", "calls"), [("VRAM", [("set", 3), ("wait",)]), ("DRAM", [])])

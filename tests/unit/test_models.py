@@ -171,6 +171,12 @@ def test_each_layer_is_reported_once_with_its_kv_written(kernels: Kernels, tmp_p
     )
     assert written_layers == [(0, 1), (1, 2), (2, 3)]
     assert logits.shape == (0, VOCAB_SIZE)
+    written_layers.clear()
+    kv.fill_(float("nan"))
+    model.forward(
+        torch.tensor(tokens), torch.arange(10), kv, plan, on_layer, torch.tensor([], dtype=torch.int64), 2
+    )
+    assert written_layers == [(1, 2), (2, 3)]
 
 
 @pytest.mark.parametrize("kernels", ALL, indirect=True)

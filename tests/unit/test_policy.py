@@ -99,3 +99,19 @@ def test_the_pace_is_the_best_of_late() -> None:
 )
 def test_what_is_too_late(left_s: float, tokens: int, tokens_per_s: float, late: bool) -> None:
     assert policy.too_late(left_s, tokens, tokens_per_s) is late
+
+
+@pytest.mark.parametrize(
+    ("group_layers", "layer_bytes", "least_bytes", "expected"),
+    [
+        (6, 100, 0, 6),
+        (6, 100, 600, 6),
+        (6, 100, 601, 7),
+        (6, 100, 10_000, 30),
+        (99, 100, 0, 30),
+    ],
+)
+def test_layers_go_out_together_until_it_is_worth_a_write(
+    group_layers: int, layer_bytes: int, least_bytes: int, expected: int
+) -> None:
+    assert policy.layers_at_once(30, group_layers, layer_bytes, least_bytes) == expected

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 class EngineConfig:
     """`chunk_tokens` bounds a step, and so the pause between two tokens while another's prompt is computed.
 
-    KV goes out every `group_layers` layers. Admission leaves room for `reserve_tokens` more tokens of each
-    request that runs, so that it is seldom retracted. `context_tokens` bounds prompt plus output. Of prompts
-    whose log probabilities are wanted a step computes at most `scored_tokens` tokens, rounded up to pages.
+    KV goes out every `group_layers` layers, or more where these hold less than `group_bytes`. Admission
+    leaves room for `reserve_tokens` more tokens of each request that runs, so that it is seldom retracted.
+    `context_tokens` bounds prompt plus output. Of prompts whose log probabilities are wanted a step computes
+    at most `scored_tokens` tokens, rounded up to pages.
     """
 
     context_tokens: int
     chunk_tokens: int = 512
     group_layers: int = 8
+    group_bytes: int = 0
     reserve_tokens: int = 64
     scored_tokens: int = 32
 
@@ -23,6 +25,7 @@ class EngineConfig:
             "context_tokens": 1,
             "chunk_tokens": 1,
             "group_layers": 1,
+            "group_bytes": 0,
             "reserve_tokens": 0,
             "scored_tokens": 1,
         }

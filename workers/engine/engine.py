@@ -70,7 +70,7 @@ class Engine:
         on_computed: Callable[[Computed], None],
     ) -> None:
         """`salt` names the model in prefix cache keys."""
-        self._runner = ModelRunner(model, kv, config.group_layers)
+        self._runner = ModelRunner(model, kv, config.group_layers, config.group_bytes)
         self._sampler = sampler
         self._scheduler = Scheduler(kv.pages, kv.page_size, config, eos_ids, salt, self._can_sample)
         self._page_size = kv.page_size

@@ -48,6 +48,11 @@ class KVPool:
         return self.tensor.shape[3]
 
     @property
+    def layer_token_bytes(self) -> int:
+        """Of one token in one layer."""
+        return self.tensor.nbytes // (self.tensor.shape[0] * self.pages * self.page_size)
+
+    @property
     def address(self) -> int:
         return self.tensor.data_ptr()
 

@@ -65,6 +65,12 @@ def scored_pending(pending_tokens: Sequence[int], scored: Sequence[bool], most_t
     ]
 
 
+def layers_at_once(layers: int, group_layers: int, layer_bytes: int, least_bytes: int) -> int:
+    """How many layers' KV of a step, each of `layer_bytes`, goes out together: `group_layers`, or more where
+    so few hold less than `least_bytes`, since each write has its price."""
+    return min(layers, max(group_layers, -(-least_bytes // layer_bytes)))
+
+
 def wants_prefill(pending_tokens: int, chunk_tokens: int) -> bool:
     """Whether to admit another prompt: not before a step has room, so that it finds what others computed."""
     return pending_tokens < chunk_tokens

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.base import Plan
+from workers.engine import policy
 from workers.engine.batch import Batch, Drawn, Row
 from workers.engine.choice import Choice, LateChoice, QueuedChoice
 from workers.engine.kv_pool import KVPool
@@ -19,10 +20,11 @@ OnLayers = Callable[[int, int, Ready | None], None]
 class ModelRunner:
     """A model and the KV pool that it reads and writes."""
 
-    def __init__(self, model: Model, kv: KVPool, group_layers: int) -> None:
+    def __init__(self, model: Model, kv: KVPool, group_layers: int, group_bytes: int = 0) -> None:
         self.kv = kv
         self._model = model
         self._group_layers = group_layers
+        self._group_bytes = group_bytes
 
     @property
     def ahead(self) -> int:
@@ -41,21 +43,20 @@ class ModelRunner:
         `on_layers(first, last, ready)` is called when the KV of layers [first, last) is complete and may be
         read by anyone; on a GPU, where it is only queued then, from the moment that `ready()` is true.
         """
-        on_layer = self._grouped(on_layers) if on_layers is not None else None
+        group = self._group(batch.attention.tokens) if on_layers is not None else 1
+        on_layer = self._grouped(on_layers, group) if on_layers is not None else None
         return self._model.forward(
-            batch.input_tokens(), batch.positions, self.kv.tensor, plan, on_layer, batch.logit_rows
+            batch.input_tokens(), batch.positions, self.kv.tensor, plan, on_layer, batch.logit_rows, group
         )
 
-    def _grouped(self, on_layers: OnLayers) -> Callable[[int], None]:
-        layers, group = self.kv.tensor.shape[0], self._group_layers
+    def _group(self, tokens: int) -> int:
+        layer_bytes = tokens * self.kv.layer_token_bytes
+        return policy.layers_at_once(
+            self.kv.tensor.shape[0], self._group_layers, layer_bytes, self._group_bytes
+        )
 
-        def on_layer(layer: int) -> None:
-            last = layer + 1
-            if last % group and last != layers:
-                return
-            on_layers(layer // group * group, last, self._mark())
-
-        return on_layer
+    def _grouped(self, on_layers: OnLayers, group: int) -> Callable[[int], None]:
+        return lambda layer: on_layers(layer // group * group, layer + 1, self._mark())
 
     def choose(self, sampler: Sampler, logits: Tensor, rows: Sequence[SamplingRow]) -> Choice:
         """The tokens of the rows that sample, by what `forward` gave. Without `ids` they must be read before

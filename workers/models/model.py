@@ -80,6 +80,7 @@ class Model:
         plan: Plan,
         on_layer: Callable[[int], None] | None,
         logit_rows: Tensor,
+        group_layers: int = 1,
     ) -> Tensor:
         """One step over all requests of `plan`.
 
@@ -88,11 +89,12 @@ class Model:
             positions: int64 `[T]`, each token's position in its request.
             kv: the pool `[layers, pages, 2, page_size, kv_heads, head_dim]` in the model's dtype.
             plan: `kernels.plan` of the same batch.
-            on_layer: called with i as soon as layer i is done and its KV of this step is in `kv`. On a
-                GPU that means queued on the current stream.
+            on_layer: called with i as soon as layer i is done and its KV of this step is in `kv`, for the
+                last of every `group_layers` layers and of all. On a GPU that means queued on the current
+                stream.
             logit_rows: int64 `[R]`, the rows of `tokens` whose logits are wanted; may be empty.
 
         Returns:
             float32 `[R, vocab]`.
         """
-        return self._pass(tokens, positions, kv, plan, on_layer, logit_rows)
+        return self._pass(tokens, positions, kv, plan, on_layer, logit_rows, group_layers)
