@@ -15,6 +15,7 @@ NAMES = (
     "kernels",
     "accuracy",
     "overhead",
+    "cost",
     "scraped",
     "latency",
     "serving",
