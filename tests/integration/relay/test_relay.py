@@ -174,7 +174,7 @@ def test_the_timeline_of_a_relay_has_each_chunk_and_each_write(pair: Relay, word
         next(card.name for card in pair.cards() if card.role == role) for role in ("prefill", "decode")
     )
     tree = Counter((s.name, s.process, "" if s.parent is None else spans[s.parent].name) for s in spans)
-    assert tree.pop(("send", prefill_worker, "transfer")) >= 3 * 5  # chunks x groups of layers
+    assert tree.pop(("send", prefill_worker, "transfer")) >= 3  # a write for each chunk
     assert tree == {
         ("accept", "gateway", ""): 1,
         ("queued", "gateway", ""): 1,
@@ -193,9 +193,7 @@ def test_the_timeline_of_a_relay_has_each_chunk_and_each_write(pair: Relay, word
     assert all(s.end_ms is not None and t.submitted <= s.start_ms <= s.end_ms <= t.ended for s in spans)
     assert sum(s.attributes["tokens"] for s in spans if s.name == "chunk") == 150
     assert sum(s.attributes["bytes"] for s in spans if s.name == "send") == t.transfer_bytes
-    assert {s.attributes["layers"] for s in spans if s.name == "send"} == {
-        *("0-5", "6-11", "12-17", "18-23", "24-29")
-    }
+    assert {s.attributes["layers"] for s in spans if s.name == "send"} == {"0-29"}  # 3 MB are not worth more
     assert by_name["transfer"].end_ms <= by_name["admit"].start_ms  # type: ignore[operator]
     assert (by_name["prefill"].start_ms, by_name["prefill"].end_ms) == pytest.approx(
         (t.prefill_start, t.prefill_end), abs=0.01
