@@ -37,14 +37,14 @@ struct Isa {
 };
 
 #if defined(KVRELAY_AMX)
-// The processor has tiles of bfloat16, and the kernel lets this process use them: all of its threads, also those that
+// The processor has tiles of bfloat16 and of bytes, and the kernel lets this process use them: all of its threads, also those that
 // run already. It is asked once, and refuses where a thread's signal stack is too small for their state.
 bool may_use_tiles() {
     static const bool allowed = [] {
         constexpr int kAskForState = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
-        constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24;
+        constexpr unsigned kNeeded = 1u << 22 | 1u << 24 | 1u << 25;  // bfloat16, tiles, bytes
         unsigned a, b, c, d;
-        if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kBf16) == 0 || (d & kTile) == 0) return false;
+        if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kNeeded) != kNeeded) return false;
         return syscall(SYS_arch_prctl, kAskForState, kTileData) == 0;
     }();
     return allowed;

@@ -4,25 +4,13 @@
 // are bound by multiplications: panels are unpacked into the cache, in the type that the fast products take.
 #pragma once
 
+#include "codes.h"
 #include "input_groups.h"
 #include "products.h"
+#include "tile_groups.h"
 
 namespace kvrelay {
 namespace {
-
-template <Format format>
-constexpr int group_bytes = format == Format::int8 ? kInt8Group : kInt4Group;
-
-// Four bytes per output at a time: in int4 their low halves are the values of unit i, their high ones of unit i + 4.
-template <class Isa, Format format>
-struct Codes {
-    using U = typename Isa::U;
-
-    static constexpr int count = format == Format::int8 ? kGroup / 4 : kGroup / 8;
-
-    static U low(U codes) { return format == Format::int8 ? codes : codes & 0x0f0f0f0fu; }
-    static U high(U codes) { return codes >> 4 & 0x0f0f0f0fu; }
-};
 
 template <class Isa, class Weight>
 struct QuantizedGemm {
@@ -42,7 +30,14 @@ struct QuantizedGemm {
 
     static size_t bytes(const PackedMatrix& matrix, int row_count) {
         if (!matrix.quantized()) return 0;
-        if (row_count <= few_rows) return size_t(row_count) * matrix.groups() * sizeof(InputGroup);
+        if (row_count <= few_rows) {
+            if constexpr (TileGroups<Isa>::least_rows <= few_rows) {
+                if (row_count >= TileGroups<Isa>::least_rows) {
+                    return TileGroups<Isa>::bytes(row_count, matrix.groups());
+                }
+            }
+            return size_t(row_count) * matrix.groups() * sizeof(InputGroup);
+        }
         return 2 * dense_panel_bytes(matrix.depth);
     }
 
@@ -68,17 +63,37 @@ struct QuantizedGemm {
 
     template <Format format>
     static void few(const Product& job) {
+        using Tiles = TileGroups<Isa>;
         const int groups = job.matrix->groups();
-        InputGroup* x = static_cast<InputGroup*>(job.memory);
-        for (int64_t i = 0; i < int64_t{job.rows} * groups; ++i) {
-            to_group<Isa>(static_cast<const In*>(job.x) + i * kGroup, x[i]);
+        const In* from = static_cast<const In*>(job.x);
+        if constexpr (Tiles::least_rows <= few_rows) {
+            if (job.rows >= Tiles::least_rows) {
+                const auto* x = Tiles::inputs(from, job.rows, groups, job.memory);
+                const typename Tiles::Registers registers;
+                return few(job, [&](auto count, const char* const* panel, auto done) {
+                    Tiles::template each_block<format, count>(panel, x, job.rows, groups, done);
+                });
+            }
         }
+        InputGroup* x = static_cast<InputGroup*>(job.memory);
+        for (int64_t i = 0; i < int64_t{job.rows} * groups; ++i) to_group<Isa>(from + i * kGroup, x[i]);
+        few(job, [&](auto count, const char* const* panel, auto done) {
+            each_block<format, count>(panel, x, job.rows, groups, done);
+        });
+    }
+
+    // `each(count, panel, done)` computes one or two panels and calls `done(row, height, first, second)` with the sums
+    // [height][16] of each for some rows.
+    template <class Each>
+    static void few(const Product& job, Each each) {
+        const std::integral_constant<int, 1> one;
+        const std::integral_constant<int, 2> two;
         if (job.up) {
             for (int i = job.first; i < job.last; ++i) {
                 const char* panel[2] = {job.matrix->panel(i), job.up->panel(i)};
-                each_block<format, 2>(panel, x, job.rows, groups, [&](int row, int height, const float* sums) {
+                each(two, panel, [&](int row, int height, const float* gates, const float* ups) {
                     for (int k = 0; k < height; ++k) {
-                        Dense::gate(job, row + k, i, sums + k * kPanel, sums + (height + k) * kPanel);
+                        Dense::gate(job, row + k, i, gates + k * kPanel, ups + k * kPanel);
                     }
                 });
             }
@@ -88,23 +103,22 @@ struct QuantizedGemm {
         const int section = (job.last - job.first) / 2;
         for (int i = job.first; i < job.first + section; ++i) {
             const char* panel[2] = {job.matrix->panel(i), job.matrix->panel(i + section)};
-            each_block<format, 2>(panel, x, job.rows, groups, [&](int row, int height, const float* sums) {
+            each(two, panel, [&](int row, int height, const float* first, const float* second) {
                 for (int k = 0; k < height; ++k) {
-                    Dense::finish(job, row + k, i, sums + k * kPanel);
-                    Dense::finish(job, row + k, i + section, sums + (height + k) * kPanel);
+                    Dense::finish(job, row + k, i, first + k * kPanel);
+                    Dense::finish(job, row + k, i + section, second + k * kPanel);
                 }
             });
         }
         for (int i = job.first + 2 * section; i < job.last; ++i) {
             const char* panel = job.matrix->panel(i);
-            each_block<format, 1>(&panel, x, job.rows, groups, [&](int row, int height, const float* sums) {
+            each(one, &panel, [&](int row, int height, const float* sums, const float*) {
                 for (int k = 0; k < height; ++k) Dense::finish(job, row + k, i, sums + k * kPanel);
             });
         }
     }
 
-    // Compute `count` panels for blocks of nearly equal size; call `done(row, height, sums)` with the sums
-    // [count][height][16] of each.
+    // For blocks of rows of nearly equal size.
     template <Format format, int count, class Done>
     static void each_block(const char* const* panel, const InputGroup* x, int row_count, int groups, Done done) {
         alignas(64) float sums[count * rows * kPanel];
@@ -119,7 +133,7 @@ struct QuantizedGemm {
                     tile_of<format, 1>(height)(panel + p, from, groups, sums + p * height * kPanel);
                 }
             }
-            done(row, height, sums);
+            done(row, height, sums, sums + (count - 1) * height * kPanel);
             row += height;
         }
     }
@@ -220,9 +234,12 @@ struct QuantizedGemm {
 #pragma GCC unroll 8
                 for (int unit = 0; unit < Unit::count; ++unit) {
                     const U codes = load<U>(from + (unit * kPanel + i * Isa::width) * 4);
-                    unpack_unit(Unit::low(codes), scale, minimum, to, unit, i);
-                    if (format == Format::int8) continue;
-                    unpack_unit(Unit::high(codes), scale, minimum, to, unit + Unit::count, i);
+                    if (format == Format::int8) {
+                        unpack_unit<8, 0>(codes, scale, minimum, to, unit, i);
+                    } else {
+                        unpack_unit<4, 0>(codes, scale, minimum, to, unit, i);
+                        unpack_unit<4, 4>(codes, scale, minimum, to, unit + Unit::count, i);
+                    }
                 }
             }
             from += group_bytes<format>;
@@ -230,12 +247,19 @@ struct QuantizedGemm {
         }
     }
 
-    // Four values per output to their places in a group of a panel.
+    // Four values per output to their places in a group of a panel. Their codes are `Bits` bits from `From` on of each
+    // byte.
+    template <int Bits, int From>
     static inline __attribute__((always_inline)) void unpack_unit(
         U codes, F scale, F minimum, char* to, int unit, int part
     ) {
+        // Most stay where they are: the scale is that much smaller. The highest would become a sign.
         const auto value = [&](int k) {
-            return __builtin_convertvector((I)(codes >> (8 * k) & 0xffu), F) * scale + minimum;
+            const int at = 8 * k + From;
+            const bool stays = at + Bits < 32;
+            const U code = stays ? codes & ((1u << Bits) - 1) << at : codes >> at;
+            const F shifted = scale * (1.0f / (1u << at));
+            return __builtin_convertvector((I)code, F) * (stays ? shifted : scale) + minimum;
         };
         to += unit * 4 * kPanel * sizeof(Weight) + part * Isa::width * 4;
 #pragma GCC unroll 4

@@ -8,7 +8,7 @@
 namespace kvrelay {
 namespace {
 
-// Configures them for sums and inputs of at most `height` rows; weights have 16. A thread that is done keeps none of
+// Configures them for sums and inputs of at most `height` rows, which take `depth_bytes` of an input's row. A thread that is done keeps none of
 // their 8 KiB, which the kernel would else save whenever it is switched.
 //
 // Registers 0 to 3 are sums [tile of rows][panel], 4 and 5 inputs, 6 and 7 weights. The compiler's own functions do
@@ -17,11 +17,12 @@ class Tiles {
   public:
     static constexpr int kRows = 16, kRowBytes = 64;
 
-    explicit Tiles(int height) {
+    explicit Tiles(int height, int depth_bytes = kRowBytes) {
         alignas(64) uint8_t config[64] = {1};
         for (int tile = 0; tile < 8; ++tile) {
-            config[16 + 2 * tile] = kRowBytes;
-            config[48 + tile] = tile < 6 && height < kRows ? height : kRows;
+            const bool input = tile == inputs(0) || tile == inputs(1), weight = tile >= weights(0);
+            config[16 + 2 * tile] = input ? depth_bytes : kRowBytes;
+            config[48 + tile] = weight ? depth_bytes / 4 : height < kRows ? height : kRows;
         }
         asm volatile("ldtilecfg %0" : : "m"(config));
     }
@@ -54,6 +55,14 @@ class Tiles {
         asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0"
                      : : "i"(sums(rows, panel)), "i"(inputs(rows)), "i"(weights(panel)));
     }
+#if defined(__AMX_INT8__)
+    // Signed inputs, unsigned weights.
+    template <int rows, int panel>
+    static inline __attribute__((always_inline)) void multiply_bytes() {
+        asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0"
+                     : : "i"(sums(rows, panel)), "i"(inputs(rows)), "i"(weights(panel)));
+    }
+#endif
 };
 
 }  // namespace

@@ -105,6 +105,21 @@ def test_product_in_bfloat16(kernels: Kernels, bits: int, rows: int) -> None:
     assert (error <= terms * 2**-7).all()
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("isa", usable_isas())
+@pytest.mark.parametrize(("outputs", "inputs"), [(15, 64), (50, 320)])
+def test_a_product_of_few_rows_depends_on_its_row_alone(
+    isa: str, bits: int, outputs: int, inputs: int
+) -> None:
+    """A decoded token is the same to the bit whatever else is in its batch."""
+    kernels = kernels_called(isa)
+    x = torch.randn(32, inputs, generator=torch.Generator().manual_seed(inputs)).bfloat16()
+    matrix = QuantizedMatrix.quantize(random_values(outputs, inputs), bits)
+    alone = torch.cat([kernels.linear(row, matrix) for row in x.split(1)])
+    for rows in (2, 3, 4, 7, 8, 9, 15, 16, 17, 24, 25, 31, 32):
+        assert torch.equal(kernels.linear(x[:rows], matrix), alone[:rows])
+
+
 @pytest.mark.parametrize("rows", [1, 40])
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
 def test_what_is_no_number_shows_in_the_product(kernels: Kernels, rows: int, broken: float) -> None:
