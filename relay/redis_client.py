@@ -27,7 +27,8 @@ _MAX_CONNECTIONS = 64
 
 class CommandPool(BlockingConnectionPool):
     """Without what redis-py measures and tries of a connection before each call: one that has died meanwhile
-    is found by the call itself, which runs again on a new one to the same address."""
+    is found by the call itself, which runs again on a new one to the same address. What is to be connected is
+    connected here, outside of the call's own tries, which would multiply those of the connection."""
 
     def get_connection(self, command_name: str | None = None, *keys: Any, **options: Any) -> Any:
         self._checkpid()
@@ -35,7 +36,13 @@ class CommandPool(BlockingConnectionPool):
             connection = self.pool.get(timeout=self.timeout)
         except Empty:
             raise ConnectionError("No connection available.") from None
-        return connection or self.make_connection()  # type: ignore[no-untyped-call]
+        connection = connection or self.make_connection()  # type: ignore[no-untyped-call]
+        try:
+            connection.connect()  # which is nothing where it is
+        except BaseException:
+            self.release(connection)
+            raise
+        return connection
 
     def release(self, connection: Any) -> None:
         self._checkpid()
