@@ -206,8 +206,9 @@ class Control:
 
     def _receive(self) -> None:
         """Handle what has come in; wait for the first of it a moment, or until the next renewal where nothing
-        is open."""
-        wait_s = TICK_S if self._open else max(0.0, self._leases.due_at - time.monotonic())
+        is open and no page waits for proof."""
+        ticks = self._open or self.unproven
+        wait_s = TICK_S if ticks else max(0.0, self._leases.due_at - time.monotonic())
         try:
             self._handle(self._inbox.get(timeout=wait_s))
             for _ in range(BATCH):

@@ -18,7 +18,7 @@ from tests.desk import Manager, ScriptedRooms, Task, card, claimed
 from tests.meters import meters
 from tests.processes import until
 from tests.unit.test_decode_legs import PAGES, Output
-from workers import drain
+from workers import drain, leases
 from workers.control import Abort, Control, Order
 from workers.decode import DecodeLegs
 from workers.doorbell import Doorbell
@@ -291,6 +291,22 @@ def test_pages_that_nothing_proves_restart_the_worker_once(start: Start) -> None
     worker.wait(lambda: worker.full == 1, "it asks for its restart")
     worker.wait(lambda: worker.server.names().count("ask") >= 2, "it goes on asking")
     assert worker.full == 1
+
+
+def test_who_may_still_write_is_asked_again_between_renewals(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = start()
+    leg = claimed(Leg.DECODE)
+    worker.ring()
+    worker.reserved()
+    worker.control.put(Reserved(leg.hold.nonce, PAGES))
+    worker.wait(lambda: "publish" in worker.server.names(), "its pages are published")
+    monkeypatch.setattr(leases, "RENEW_EVERY_S", 10 * DEADLINE_S)
+    renewals = worker.server.names().count("renew")
+    worker.wait(lambda: worker.server.names().count("renew") > renewals, "the last renewal for long")
+    worker.control.put(Ended("req_1", leg.room, Leg.DECODE, "expired", leg.hold.nonce))
+    worker.wait(lambda: worker.server.names().count("ask") >= 2, "nothing is open, but it goes on asking")
 
 
 def test_many_messages_do_not_delay_the_renewal(start: Start) -> None:
