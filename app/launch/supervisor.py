@@ -90,13 +90,14 @@ class Child:
     def trim_log(self) -> None:
         """Keep a log that has grown long as the old one; the program goes on where the file then ends."""
         path = self.program.log_path
-        if not path.exists() or path.stat().st_size <= MOST_LOG_BYTES:
-            return
-        try:
-            shutil.copyfile(path, old_log(path))
-        except OSError:  # a full disk gets its space back
-            old_log(path).unlink(missing_ok=True)
-        os.truncate(path, 0)
+        with contextlib.suppress(FileNotFoundError):  # somebody took it away
+            if path.stat().st_size <= MOST_LOG_BYTES:
+                return
+            try:
+                shutil.copyfile(path, old_log(path))
+            except OSError:  # a full disk gets its space back
+                old_log(path).unlink(missing_ok=True)
+            os.truncate(path, 0)
 
     def ended(self) -> int | None:
         """The exit status of the process, None while it runs."""

@@ -112,6 +112,17 @@ def test_a_full_disk_gets_the_space_of_a_long_log(nest: Nest, monkeypatch: pytes
     assert not (nest.folder / "child.log.old").exists()
 
 
+def test_a_log_may_be_taken_away_at_any_moment(nest: Nest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "MOST_LOG_BYTES", 5)
+    monkeypatch.setattr(supervisor.shutil, "copyfile", lambda log, old: log.rename(old))
+    child = nest.start("wait")
+    nest.waits()
+    nest.supervisor.tick()
+    assert not (nest.folder / "child.log").exists()
+    nest.supervisor.tick()
+    assert child.ended() is None
+
+
 def test_failures_in_a_row_wait_longer_each_time(nest: Nest) -> None:
     child = nest.start("print", "again", "exit", "1")
     ticks(nest, lambda: nest.log().count("again") == 3, "it was started twice more")
