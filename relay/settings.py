@@ -180,7 +180,7 @@ class Settings:
         0.9, 0.01, 1.0, "share of a GPU's memory for its workers, which `kvrelay up` divides among them"
     )
     chunk_tokens: int = _whole(512, 16, 65_536, "prompt tokens per prefill step")
-    group_layers: int = _whole(6, 1, 1_024, "least layers that are sent together: at least 4 MiB")
+    group_layers: int = _whole(6, 1, 1_024, "layers that are sent together, or more until they are 4 MiB")
     post_bytes: int = _whole(16 << 20, 1 << 12, 1 << 34, "largest single NIXL write, in bytes")
     max_running: int = _whole(64, 1, 65_536, "requests that one worker runs at a time")
     reserve_tokens: int = _whole(64, 0, 1 << 20, "free tokens beyond the prompt that a decode claim needs")

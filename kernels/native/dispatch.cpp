@@ -37,8 +37,8 @@ struct Isa {
 };
 
 #if defined(KVRELAY_AMX)
-// The processor has tiles of bfloat16 and of bytes, and the kernel lets this process use them: all of its threads, also those that
-// run already. It is asked once, and refuses where a thread's signal stack is too small for their state.
+// The processor has tiles of bfloat16 and of bytes, and the kernel lets this process use them: all of its threads, also
+// those that run already. It is asked once, and refuses where a thread's signal stack is too small for their state.
 bool may_use_tiles() {
     static const bool allowed = [] {
         constexpr int kAskForState = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM

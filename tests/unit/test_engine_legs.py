@@ -352,7 +352,6 @@ def test_stats_count_what_was_computed_and_what_was_found() -> None:
     assert (stats.prefill_tokens, stats.cached_tokens, stats.decode_tokens) == (10 + 2, 8, 2 * 4)
     assert stats.steps == 2 * 5
     assert 0 < stats.forward_s < stats.step_s
-    assert 0 < stats.overhead_s < stats.step_s
 
 
 def test_a_crash_is_told_and_ends_the_thread() -> None:

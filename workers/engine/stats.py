@@ -20,8 +20,3 @@ class EngineStats(NamedTuple):
     decode_tokens: int = 0
     cached_tokens: int = 0
     retractions: int = 0
-
-    @property
-    def overhead_s(self) -> float:
-        """Time in steps outside the model."""
-        return self.step_s - self.forward_s

@@ -278,6 +278,26 @@ def test_cancel_while_it_decodes(pair: Relay, words: Words) -> None:
     cancelled(pair, request_id)
 
 
+# ---- KV that leaves while the prompt is computed
+
+
+def test_groups_of_layers_leave_before_the_prompt_is_computed(
+    make: Callable[..., Relay], alone: Relay, words: Words
+) -> None:
+    grouped = make("grouped", "prefill", "decode", CHUNK_TOKENS="512")
+    grouped.ready()
+    prompt = words(450, seed=45)
+    request_id = grouped.submit(prompt, ignore_eos=True)
+    assert grouped.wait(request_id) == alone.ask(prompt, ignore_eos=True)
+    timeline = grouped.rooms.timeline(request_id)
+    assert timeline
+    spans = timeline.spans()
+    (chunk,) = (s for s in spans if s.name == "chunk")
+    sends = [s for s in spans if s.name == "send" and "layers" in s.attributes]
+    assert [s.attributes["layers"] for s in sends] == ["0-6", "7-13", "14-20", "21-27", "28-29"]
+    assert all(s.start_ms < chunk.end_ms for s in sends[:2])
+
+
 # ---- workers that come, go, do not fit, or are full
 
 
