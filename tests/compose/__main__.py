@@ -58,7 +58,7 @@ def run(stack: Stack, seed: int) -> None:
 def first_answer(stack: Stack) -> None:
     stack.up()
     stack.ready()
-    ask(f"http://127.0.0.1:{PORT}", "")
+    ask(f"http://127.0.0.1:{PORT}", "", lambda: None)
 
 
 def disturb(stack: Stack, seed: int) -> None:
