@@ -20,7 +20,7 @@ PLACES = {
     "bootstrapping": ("prefill", "claim", When.AFTER, 1),
     "reserving": ("decode", "claim", When.AFTER, 1),
     "published": ("decode", "publish", When.AFTER, 1),
-    "computing": ("prefill", "computed", When.AFTER, 8),
+    "computing": ("prefill", "computed", When.AFTER, 4),
     "sending": ("prefill", "post", When.AFTER, 2),
     "sealing": ("prefill", "post.row", When.BEFORE, 1),
     "ready": ("prefill", "kv_ready", When.AFTER, 1),
