@@ -1,4 +1,4 @@
-#!lua name=kvrelay_batches
+#!lua name=kvrelay_batches_$PROTOCOL
 
 -- Batches of requests: one function per event, as in rooms.lua. KEYS[1] is the root of one model's keys.
 --
@@ -15,7 +15,9 @@ local KEPT_MS = 30 * 86400000   -- how long an ended batch can be read
 local KEY_TTL_MS = 86400000
 local KINDS = { 'output', 'errors' }
 
+-- Raises where another version of kvrelay serves.
 local function enter(keys)
+  if redis.call('GET', keys[1] .. ':protocol') ~= '$PROTOCOL' then error('OTHER_PROTOCOL') end
   local time = redis.call('TIME')
   local now = time[1] * 1000 + time[2] / 1000
   return { root = keys[1], now = now, second = math.floor(now / 1000), stamp = string.format('%.3f', now) }
@@ -279,5 +281,5 @@ local FUNCTIONS = {
 }
 for i = 1, #FUNCTIONS do  -- while it loads, a library has no ipairs
   local name, callback, flags = FUNCTIONS[i][1], FUNCTIONS[i][2], FUNCTIONS[i][3]
-  redis.register_function { function_name = 'kvrelay_batches_' .. name, callback = callback, flags = flags }
+  redis.register_function { function_name = 'kvrelay_batches_$PROTOCOL_' .. name, callback = callback, flags = flags }
 end

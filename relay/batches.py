@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from redis import Redis
 
 from relay.functions import Functions
+from relay.protocol import Protocol
 
 
 class BatchStatus(StrEnum):
@@ -106,8 +107,8 @@ class KeyConflict(Exception):
 class Batches:
     """The batches of one model. Thread-safe."""
 
-    def __init__(self, redis: Redis, root: str) -> None:
-        self._functions = Functions(redis, root, "batches.lua", "kvrelay_batches")
+    def __init__(self, redis: Redis, root: str, protocol: Protocol) -> None:
+        self._functions = Functions(redis, root, protocol, "batches.lua", "kvrelay_batches")
 
     # Gateway
 

@@ -7,6 +7,8 @@ from typing import Any, cast
 from redis import Redis
 from redis.exceptions import ConnectionError, ResponseError
 
+from relay.protocol import OTHER_PROTOCOL, Protocol
+
 # What a server says that cannot write now and will again: a full disk, a slow script, replicas that lag.
 _PASSES = ("MISCONF", "BUSY ", "NOREPLICAS")
 
@@ -16,18 +18,31 @@ class UnsupportedServer(RuntimeError):
 
 
 class Functions:
-    """Calls `<library>_<name>` of a source file, with one key, the root of a model's keys. Thread-safe."""
+    """Calls functions of a source file, with one key, the root of a model's keys. Thread-safe.
 
-    def __init__(self, redis: Redis, root: str, source: str = "rooms.lua", library: str = "kvrelay") -> None:
+    A library and its functions bear the number of the protocol, so that models of two versions can share the
+    server."""
+
+    def __init__(
+        self,
+        redis: Redis,
+        root: str,
+        protocol: Protocol,
+        source: str = "rooms.lua",
+        library: str = "kvrelay",
+    ) -> None:
         self._redis = redis
         self._root = root
-        self._code = files("relay").joinpath(source).read_bytes()
-        self._library = library
+        self._protocol = protocol
+        code = files("relay").joinpath(source).read_text()
+        self._code = code.replace("$PROTOCOL", str(protocol.number)).encode()
+        self._library = f"{library}_{protocol.number}"
         self._lock = Lock()
         self._checked = False
 
     def call(self, name: str, *args: str | bytes | int | float) -> Any:
-        """Raises what redis-py raises, and UnsupportedServer. Who may not write now counts as away."""
+        """Raises what redis-py raises, UnsupportedServer and ProtocolMismatch. Who may not write now counts
+        as away."""
         try:
             return self._call(name, cast(tuple[str, ...], args))
         except ResponseError as error:
@@ -41,16 +56,20 @@ class Functions:
         try:
             return self._redis.fcall(f"{self._library}_{name}", 1, self._root, *args)
         except ResponseError as error:
-            # A restart without persistence or a flush may have taken the library away.
-            if "Function not found" not in str(error):
+            # A restart without persistence or a flush may have taken the library away, or the number.
+            if "Function not found" in str(error):
+                self._load()
+            elif OTHER_PROTOCOL in str(error):
+                self._protocol.agree()
+            else:
                 raise
-        self._load()
         return self._redis.fcall(f"{self._library}_{name}", 1, self._root, *args)
 
     def _load(self) -> None:
         with self._lock:
             try:
                 self._check_eviction()
+                self._protocol.agree()
                 held = cast(list[list[Any]], self._redis.function_list(library=self._library, withcode=True))
                 if not held or self._code not in held[0]:
                     self._redis.function_load(cast(str, self._code), replace=True)

@@ -1,4 +1,4 @@
-#!lua name=kvrelay
+#!lua name=kvrelay_$PROTOCOL
 
 -- The truth about requests and rooms: one function per event of docs/architecture.md, one call per transition.
 --
@@ -31,6 +31,7 @@
 -- <root>:counts            hash    what has happened since this data began, for metrics: `<what>/<label>...` -> how often
 -- <root>:synced            string  written to wait until what came before it is on disk
 -- <root>:reaper            hash    when it last ran, and until when it expires no lease
+-- <root>:protocol          string  what the processes of this model speak: relay/protocol.py writes $PROTOCOL there
 
 local SCAN_LEGS = 64            -- how far a claim looks into a queue
 local STARVED_MS = 2000         -- a leg that waited this long is not overtaken any more
@@ -72,7 +73,9 @@ local SUBMITTED_SINCE_MS, CLASS_SPAN_MS = 1.7e12, 1e12
 
 --- One call -----------------------------------------------------------------------------------------------------
 
+-- Raises where another version of kvrelay serves: what this one would do with its records nobody knows.
 local function enter(keys)
+  if redis.call('GET', keys[1] .. ':protocol') ~= '$PROTOCOL' then error('OTHER_PROTOCOL') end
   local time = redis.call('TIME')
   local now = time[1] * 1000 + time[2] / 1000
   return { root = keys[1], now = now, stamp = string.format('%.3f', now), rings = {} }
@@ -1102,5 +1105,5 @@ local FUNCTIONS = {
 }
 for i = 1, #FUNCTIONS do  -- while it loads, a library has no ipairs
   local name, callback, flags = FUNCTIONS[i][1], FUNCTIONS[i][2], FUNCTIONS[i][3]
-  redis.register_function { function_name = 'kvrelay_' .. name, callback = callback, flags = flags }
+  redis.register_function { function_name = 'kvrelay_$PROTOCOL_' .. name, callback = callback, flags = flags }
 end

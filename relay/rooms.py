@@ -2,7 +2,8 @@
 
 Every method may run twice without harm, since redis-py repeats a call whose answer is late: claims are
 recognized by their nonce, tokens by their position, and a repeated transition is either answered again or
-stale. All raise redis.exceptions.ConnectionError or TimeoutError when the server is away.
+stale. All raise redis.exceptions.ConnectionError or TimeoutError when the server is away, and
+ProtocolMismatch when another version of kvrelay has taken over.
 """
 
 import json
@@ -40,6 +41,7 @@ from relay.functions import Functions
 from relay.geometry import Geometry
 from relay.packed import pack_ints, unpack_ints
 from relay.prompt_logprobs import PromptLogprobs
+from relay.protocol import Protocol
 from relay.redis_client import command_client
 from relay.request import Claimed, Hold, Leg, Record, Ring, State, Submission, Timings, Why
 from relay.sampling import SamplingParams
@@ -58,7 +60,8 @@ class Rooms:
     def __init__(self, url: str, model: str, result_ttl_ms: int = RESULT_TTL_MS) -> None:
         self.redis = command_client(url)
         self.root = root_key(model)
-        self._functions = Functions(self.redis, self.root)
+        self.protocol = Protocol(self.redis, self.root)
+        self._functions = Functions(self.redis, self.root, self.protocol)
         self._commits = GroupCommit(self.redis, self.root)
         self._result_ttl_ms = result_ttl_ms
 

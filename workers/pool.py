@@ -20,6 +20,7 @@ from celery.worker import state
 from celery.worker.request import Request
 
 from relay.celery import LEG_OF_TASK, RUNG_AT
+from relay.functions import UnsupportedServer
 from relay.log import event
 from workers.doorbell import Doorbell, TaskHandle
 from workers.task import Task, announce_end, introduction
@@ -103,7 +104,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
         host = self.make_host()
         try:
             host.start(name)
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, UnsupportedServer) as error:
             event(log, "worker_start_failed", logging.CRITICAL, error=error)
             raise SystemExit(os.EX_CONFIG) from error
         self._host = host

@@ -20,8 +20,9 @@ from relay.life_lock import LifeLock
 from relay.log import event
 from relay.mailbox import Mailbox
 from relay.model_file import fingerprint, resolve_model
+from relay.protocol import ProtocolMismatch, check_protocol
 from relay.redis_client import AWAY
-from relay.rooms import Rooms
+from relay.rooms import Rooms, root_key
 from relay.routing import ROLES
 from relay.settings import Settings
 from relay.tokenizer import Tokenizer
@@ -72,8 +73,10 @@ class Worker:
     # ---- pool.EngineHost
 
     def start(self, name: str) -> None:
-        """Load the model, warm it up, start the threads, register. Raises ModelError or SettingsError."""
+        """Load the model, warm it up, start the threads, register. Raises ModelError, SettingsError,
+        ProtocolMismatch or UnsupportedServer."""
         settings = self._settings
+        check_protocol(settings.redis_url, root_key(settings.model_name))
         self._name = name
         self._boot = f"{settings.role}-{secrets.token_hex(8)}"
         started = time.monotonic()
@@ -192,7 +195,7 @@ class Worker:
         try:
             for ring in self._rooms.deregister(self._boot):
                 self._ringer.ring(ring)
-        except AWAY as error:
+        except (*AWAY, ProtocolMismatch) as error:
             event(log, "deregister_failed", logging.WARNING, error=error)
         self._ringer.stop(JOIN_S)
         self._rooms.close()

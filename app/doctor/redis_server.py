@@ -9,8 +9,10 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from app.doctor.finding import Finding, fail, ok, warn
+from relay.protocol import Protocol, ProtocolMismatch
 from relay.redis_client import probe_client
 from relay.redis_url import RedisUrl
+from relay.rooms import root_key
 from relay.settings import Settings, variable
 
 _OLDEST = 7
@@ -28,11 +30,13 @@ def check_server(settings: Settings) -> Iterator[Finding]:
         with probe_client(settings.redis_url, _PATIENCE_S) as client:
             answer_ms, clock_s = _ask_time(client)
             info = client.info()
+            protocol = _protocol(client, settings)
     except (RedisError, OSError) as error:
         yield fail("redis", f"{url} does not answer ({error})", "start that server, or correct REDIS_URL")
         return
     yield from judge_server(info, str(url), answer_ms)
     yield judge_clock(clock_s)
+    yield protocol
 
 
 def judge_server(info: Mapping[str, Any], url: str, answer_ms: float) -> Iterator[Finding]:
@@ -74,6 +78,18 @@ def judge_clock(clock_s: float) -> Finding:
     # Leases go by the server's clock, but logs and the times of a ledger come from both.
     todo = "run an NTP client, as chrony, on both machines"
     return warn("clock", f"{abs(clock_s):.0f} s {'behind' if clock_s > 0 else 'ahead of'} the server's", todo)
+
+
+def _protocol(client: Redis, settings: Settings) -> Finding:
+    protocol = Protocol(client, root_key(settings.model_name))
+    try:
+        found = protocol.look()
+    except ProtocolMismatch as error:
+        what, _, todo = str(error).partition(". ")
+        return fail("version", what, todo)
+    if found == protocol.number:
+        return ok("version", f"protocol {found}, as all that serve {settings.model_name} there")
+    return ok("version", f"protocol {protocol.number}: no worker of another one lives there")
 
 
 def check_broker(settings: Settings) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from redis.exceptions import RedisError
 from werkzeug.exceptions import HTTPException
 
 from relay.log import event
+from relay.protocol import ProtocolMismatch
 from relay.redis_client import AWAY
 
 log = logging.getLogger(__name__)
@@ -87,6 +88,7 @@ def install(app: Flask) -> None:
     """Answer every error of `app` in the one form."""
     app.register_error_handler(ApiError, ApiError.response)
     app.register_error_handler(RedisError, _on_redis_error)
+    app.register_error_handler(ProtocolMismatch, _on_other_version)
     app.register_error_handler(HTTPException, _on_http_exception)
     app.register_error_handler(Exception, _on_bug)
 
@@ -96,6 +98,12 @@ def _on_redis_error(error: RedisError) -> Response:
         return _on_bug(error)
     event(log, "redis_away", logging.WARNING, error=error)
     return redis_away().response()
+
+
+def _on_other_version(error: ProtocolMismatch) -> Response:
+    event(log, "other_version", logging.ERROR, error=error)
+    message = "Another version of kvrelay has taken over from this gateway."
+    return unavailable(message, "other_version").response()
 
 
 def _on_http_exception(error: HTTPException) -> Response:

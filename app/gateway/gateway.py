@@ -104,7 +104,7 @@ def _service(settings: Settings, ring: Callable[[Ring], object], role: str) -> S
     card = read_model_card(settings.model_path)
     tokenizer = Tokenizer.load(settings.model_path)
     rooms = Rooms(settings.redis_url, settings.model_name, settings.result_ttl_s * 1000)
-    all_batches = Batches(rooms.redis, rooms.root)
+    all_batches = Batches(rooms.redis, rooms.root, rooms.protocol)
     follower = Follower(TokenFeed(settings.redis_url, settings.model_name))
     probe = probe_client(settings.redis_url, _PROBE_TIMEOUT_S)
     return Service(

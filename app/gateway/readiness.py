@@ -10,6 +10,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from app.gateway.admission import missing
+from relay.protocol import ProtocolMismatch
 from relay.worker_card import WorkerCard
 
 log = logging.getLogger(__name__)
@@ -80,3 +81,5 @@ class Readiness:
             return [f"{kind} worker" for kind in missing(self._workers())]
         except RedisError:
             return ["redis"]
+        except ProtocolMismatch as error:
+            return [f"gateway of protocol {error.found}"]

@@ -23,6 +23,7 @@ def of_worker(settings: Settings) -> Health:
     """The card is renewed while the engine's step is within its deadline: one that is there says both."""
     from redis.exceptions import RedisError
 
+    from relay.protocol import ProtocolMismatch
     from relay.redis_client import AWAY
     from relay.rooms import Rooms
 
@@ -33,6 +34,8 @@ def of_worker(settings: Settings) -> Health:
         return Health(True, f"Redis is away, so the worker cannot be asked for: {error}")
     except RedisError as error:
         return Health(False, f"What answers at REDIS_URL is no Redis for kvrelay: {error}")
+    except ProtocolMismatch as error:
+        return Health(False, str(error))
     card = worker_here(cards, host_identity(), socket.gethostname())
     if card is None:
         return Health(False, "No worker of this container is registered: it starts, or its engine is stuck.")

@@ -25,6 +25,8 @@ from app.launch.sample import QUESTION, SampleFailed, ask
 from app.launch.supervisor import POLL_S, Program, StartFailed, Supervisor, old_log
 from app.tracing.tracing import can_trace
 from relay.model_card import read_model_card
+from relay.protocol import ProtocolMismatch, check_protocol
+from relay.rooms import root_key
 from relay.routing import ROLES
 from relay.settings import Settings, variable
 
@@ -65,9 +67,9 @@ class Launcher:
             while not self._stop_requests:
                 self._supervisor.tick()
                 time.sleep(POLL_S)
-        except StartFailed as error:
+        except (StartFailed, ProtocolMismatch) as error:
             self._display.line(f"kvrelay: {error}")
-            status = 1
+            status = 1 if isinstance(error, StartFailed) else os.EX_CONFIG
         except _Stopped:
             pass
         finally:
@@ -118,6 +120,7 @@ class Launcher:
             env["REDIS_URL"] = self._start_valkey(env)
             # Nobody else can join. A network device that goes away would stall what UCX sends through it.
             env.setdefault("UCX_NET_DEVICES", "lo")
+        check_protocol(env["REDIS_URL"], root_key(settings.model_name))
         workers = self._start_workers(env)
         self._run("gateway", programs.gateway_command(), env, grace_s=settings.grace_s + _SETTLE_S)
         for i in range(1, settings.batch_processors + 1):

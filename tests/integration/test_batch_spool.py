@@ -61,7 +61,7 @@ def around(rooms: Rooms, folder: Path) -> Any:
     return SimpleNamespace(
         storage=CutStorage(replace(Settings(), files_url=str(folder))),
         files=Files(rooms.redis, rooms.root),
-        batches=Batches(rooms.redis, rooms.root),
+        batches=Batches(rooms.redis, rooms.root, rooms.protocol),
     )
 
 

@@ -19,6 +19,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from relay.answers import EmitOutcome, Emitted, SubmitOutcome
 from relay.functions import UnsupportedServer
 from relay.mailbox import Ended
+from relay.protocol import PROTOCOL
 from relay.request import Finish, Leg, State, Why
 from relay.rooms import Rooms
 from relay.tokens import TokenReader
@@ -185,15 +186,15 @@ def test_an_emptied_server_gets_its_functions_again(rooms: Rooms) -> None:
 
 
 def test_another_version_is_replaced(rooms: Rooms, own_server: RedisServer) -> None:
-    other = (
-        "#!lua name=kvrelay\nredis.register_function('kvrelay_record', function() return {'old', 'x'} end)"
-    )
+    library_name, function = f"kvrelay_{PROTOCOL}", f"kvrelay_{PROTOCOL}_record"
+    record = f"redis.register_function('{function}', function() return {{'old', 'x'}} end)"
+    other = f"#!lua name={library_name}\n{record}"
     redis: Any = rooms.redis
     redis.function_load(other)
     assert rooms.record("req_a") is None
-    (library,) = redis.function_list(library="kvrelay")
-    assert b"kvrelay_submit" in str(library).encode()
-    redis.function_load(other, replace=True)  # by a process of another version that started later
+    (library,) = redis.function_list(library=library_name)
+    assert f"kvrelay_{PROTOCOL}_submit" in str(library)
+    redis.function_load(other, replace=True)  # by one that started later, of the same protocol
     assert rooms.submit(submission("req_a")).outcome is SubmitOutcome.NEW
 
 
