@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+import secrets
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -22,7 +24,9 @@ from tests.servers import RedisServer, free_port
 DASHBOARDS = sorted((DEPLOY / "grafana" / "dashboards").glob("*.json"))
 WINDOW = "10s"  # for Grafana's $__rate_interval
 PROMPT = list(range(3, 53))
+LONG_PROMPT = [3 + n % 50 for n in range(1500)]
 TOKENS = 24
+OPERATIONS = DEPLOY.parent / "docs" / "operations.md"
 
 
 def panels(dashboard: Path) -> list[dict[str, Any]]:
@@ -41,7 +45,8 @@ EXPRESSIONS = [
 def relay(valkey: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Relay]:
     tool("prometheus")
     folder = tmp_path_factory.mktemp("monitored")
-    relay = Relay(valkey, folder, "monitored", MODEL=str(tiny_model(folder / "model")))
+    model = tiny_model(folder / "model", max_position_embeddings=2048)
+    relay = Relay(valkey, folder, "monitored", MODEL=str(model))
     for role in ("prefill", "decode"):
         relay.start(role, METRICS_PORT=str(free_port()))
     relay.ready()
@@ -58,6 +63,14 @@ def gateway(
         yield process
 
 
+def leave_in_mid_transfer(gateway: GatewayProcess) -> None:
+    """So that pages of the decode worker wait for the proof that nobody writes to them."""
+    body = {"prompt": LONG_PROMPT, "max_tokens": TOKENS, "cache_salt": secrets.token_hex(8)}
+    path = f"/v1/requests/{gateway.call('POST', '/v1/requests', body).body['id']}"
+    until(lambda: gateway.call("GET", path).body["ledger"]["bootstrap"] is not None, "pages are published")
+    gateway.call("DELETE", path)
+
+
 @pytest.fixture(scope="module")
 def prometheus(gateway: GatewayProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """It has seen requests of each outcome, and more come while the tests ask."""
@@ -71,12 +84,14 @@ def prometheus(gateway: GatewayProcess, tmp_path_factory: pytest.TempPathFactory
             submitted = gateway.call("POST", "/v1/requests", body)
             assert submitted.status == 202, submitted
             gateway.call("DELETE", f"/v1/requests/{submitted.body['id']}")
+            leave_in_mid_transfer(gateway)
 
     thread = threading.Thread(target=load)
     with Prometheus(tmp_path_factory.mktemp("prometheus"), f"127.0.0.1:{gateway.port}") as running:
         thread.start()
         running.wait_for(f"sum(rate(kvrelay_generation_tokens_total[{WINDOW}]))")
         running.wait_for(f'sum(rate(kvrelay_requests_ended_total{{state="cancelled"}}[{WINDOW}]))')
+        running.wait_for(f"sum(rate(kvrelay_quarantine_seconds_count[{WINDOW}]))")
         yield running
         stop.set()
         thread.join()
@@ -89,6 +104,32 @@ def test_every_panel_has_data(prometheus: Prometheus, expression: str) -> None:
         lambda: any(math.isfinite(float(series["value"][1])) for series in prometheus.query(asked)),
         f"{asked} has a value",
     )
+
+
+def test_every_metric_is_plotted_or_explained(prometheus: Prometheus) -> None:
+    """What the processes export is in a dashboard, a rule, or the tables of docs/operations.md."""
+    exported = {
+        re.sub(r"_(bucket|count|sum)$", "", name)
+        for name in prometheus.get("label/__name__/values")
+        if name.startswith("kvrelay_")
+    }
+    assert len(exported) > 60
+    plotted = "".join(path.read_text() for path in (*DASHBOARDS, DEPLOY / "prometheus" / "alerts.yml"))
+    explained = re.findall(r"`(?:kvrelay_)?([a-z_]+)(?:\{[a-z_, ]+\})?`", OPERATIONS.read_text())
+    unknown = exported - {f"kvrelay_{name}" for name in explained}
+    assert [name for name in unknown if name not in plotted] == []
+
+
+def test_every_series_that_a_rule_reads_is_there(prometheus: Prometheus) -> None:
+    """A rule whose series is missing is healthy, and silent for ever."""
+    read = {
+        selector
+        for rule in rules(prometheus)
+        for selector in re.findall(r"\b(?:kvrelay[a-z_:0-9]+|up)(?:\{[^}]*\})?", rule["query"])
+        if not rule["query"].startswith("kvrelay:")
+    }
+    assert len(read) > 20
+    until(lambda: all(prometheus.query(selector) for selector in read), "each series is there", 30.0)
 
 
 def rules(prometheus: Prometheus, group: str = "") -> list[dict[str, Any]]:
