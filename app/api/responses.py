@@ -48,6 +48,7 @@ def create() -> Response:
     raw = current_body()
     body = parse_response(raw.fields)
     s = service()
+    seen = _last_seen()
     if body.stream or not body.background:
         s.check_free_thread()
     items = [*_conversation_before(s, body.previous_response_id), *items_of(body.input)]
@@ -64,7 +65,7 @@ def create() -> Response:
         accepted = accepted._replace(goes_on=True)
     attendance = Attendance(s, KIND, accepted, request.environ)
     if body.stream:
-        frames = _frames(view, attendance.events(), attendance.record, _last_seen())
+        frames = _frames(view, attendance.events(), attendance.record, seen)
         return event_stream(frames, attendance.leave)
     try:
         return jsonify(_whole(view, attendance))
@@ -200,10 +201,10 @@ def _whole(view: ResponseView, attendance: Attendance) -> Object:
 def _told_again(s: Service, stored: StoredResponse) -> Response:
     """The stream from its first token, without the events that the client has."""
     s.check_free_thread()
+    seen, view = _last_seen(), _view(s, stored)
     watch = s.follower.follow(stored.request_id, 0)
     items = events(s, watch, request.environ)
-    view = _view(s, stored)
-    frames = _frames(view, items, lambda: s.rooms.record(stored.request_id), _last_seen())
+    frames = _frames(view, items, lambda: s.rooms.record(stored.request_id), seen)
     return event_stream(frames, watch.close)
 
 

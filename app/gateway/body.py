@@ -4,7 +4,7 @@ import hashlib
 import json
 from typing import Any, NamedTuple, NoReturn
 
-from app.gateway.errors import ApiError, invalid
+from app.gateway.errors import ApiError, invalid, too_deep
 
 
 class Body(NamedTuple):
@@ -23,7 +23,7 @@ def read_body(raw: bytes, content_type: str | None) -> Body:
     try:
         fields = _without_nulls(json.loads(raw, parse_constant=_refuse_constant))
     except RecursionError:
-        raise invalid("The body is nested too deeply.", code="invalid_json") from None
+        raise too_deep() from None
     except ValueError as error:
         raise invalid(f"The body is not valid JSON: {error}.", code="invalid_json") from None
     if not isinstance(fields, dict):

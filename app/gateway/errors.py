@@ -69,6 +69,10 @@ def unavailable(message: str, code: str) -> ApiError:
     return ApiError(503, message, code=code, retry_after_s=RETRY_AFTER_S)
 
 
+def too_deep() -> ApiError:
+    return invalid("The body is nested too deeply.", code="invalid_json")
+
+
 def unknown_request(request_id: str) -> ApiError:
     return ApiError(
         404,
@@ -90,6 +94,7 @@ def install(app: Flask) -> None:
     app.register_error_handler(RedisError, _on_redis_error)
     app.register_error_handler(ProtocolMismatch, _on_other_version)
     app.register_error_handler(HTTPException, _on_http_exception)
+    app.register_error_handler(RecursionError, _on_deep_body)
     app.register_error_handler(Exception, _on_bug)
 
 
@@ -114,6 +119,11 @@ def _on_http_exception(error: HTTPException) -> Response:
         if name == "Allow":
             response.headers[name] = value
     return response
+
+
+def _on_deep_body(error: RecursionError) -> Response:
+    """What a body holds may be read, and still be too deep for who goes through it later."""
+    return too_deep().response()
 
 
 def _on_bug(error: Exception) -> Response:

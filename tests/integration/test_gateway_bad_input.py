@@ -330,3 +330,15 @@ def test_wrong_limits_of_a_list(app: Flask, limit: str) -> None:
 )
 def test_wrong_paths_and_methods(app: Flask, method: str, path: str, status: int, code: str) -> None:
     refused(app, app.test_client().open(path, method=method), status, code)
+
+
+def test_a_body_too_deep_for_who_goes_through_it_later(app: Flask) -> None:
+    """It is read, and what writes the same JSON again has a few calls less to go down."""
+    client = app.test_client()
+    for depth in range(700, 1000):
+        tool = {"type": "function", "function": {"name": "f", "parameters": {"here": 1}}}
+        body = json.dumps({"messages": ASK, "max_tokens": 9_000, "tools": [tool]})
+        schema = '{"a":' * depth + "1" + "}" * depth
+        body = body.replace('{"here": 1}', schema)
+        response = client.post(CHAT, data=body, content_type="application/json")
+        assert response.status_code == 400, (depth, response.get_data(as_text=True))

@@ -176,6 +176,16 @@ def test_what_failed_tells_why(client: openai.OpenAI, worker: ScriptedWorker, ro
     assert [event.type for event in events][-1] == "response.failed"
 
 
+def test_a_wrong_argument_is_refused_before_anything_is_accepted(
+    gateway: GatewayProcess, worker: ScriptedWorker, rooms: Rooms
+) -> None:
+    before = rooms.list_requests(1)
+    body = {"model": MODEL, "input": "France?", "stream": True}
+    refused = gateway.call("POST", "/v1/responses?starting_after=x", body)
+    assert (refused.status, refused.body["error"]["param"]) == (400, "starting_after")
+    assert rooms.list_requests(1) == before
+
+
 @pytest.mark.parametrize("how", ["starting_after", "Last-Event-ID"])
 def test_a_background_stream_goes_on_anywhere(
     valkey: RedisServer,
