@@ -85,7 +85,7 @@ def submit_all(
     samples: int = 1,
 ) -> Accepted:
     """Record `samples` requests for each prompt, then ring. Raises ApiError when they cannot be accepted;
-    nothing is recorded then."""
+    nothing is recorded then, unless all there is to say is that Redis has not written it to its disk yet."""
     if body.model not in (None, service.model):
         raise no_such_model(body.model or "")
     g.trace = body.request_id or g.trace
@@ -220,6 +220,8 @@ def _accepted_before(service: Service, key: str, body_hash: str) -> str | None:
     request_id, earlier_hash = earlier
     if earlier_hash != body_hash:
         raise _key_conflict()
+    if service.rooms.state(request_id) is None:
+        raise _result_expired()
     return request_id
 
 
@@ -265,6 +267,14 @@ def _nothing_to_resume() -> ApiError:
 def _key_conflict() -> ApiError:
     message = "This Idempotency-Key came before with another body: use a new key."
     return ApiError(409, message, code="idempotency_conflict")
+
+
+def _result_expired() -> ApiError:
+    message = (
+        "The request with this Idempotency-Key has been answered, and its result has expired: use a new key"
+        " to run it again."
+    )
+    return ApiError(410, message, code="result_expired")
 
 
 def no_such_model(name: str) -> ApiError:

@@ -424,6 +424,18 @@ def test_a_replay_is_answered_even_when_nobody_could_serve_it_now(
     assert shape_of_error(other) == (409, "idempotency_conflict")
 
 
+def test_a_key_whose_result_has_expired_is_told_so(
+    gateway: GatewayProcess, worker: ScriptedWorker, rooms: Rooms
+) -> None:
+    """Not that Redis lost the request: to send it again would never help."""
+    key = secrets.token_hex(8)
+    request_id = gateway.call("POST", "/v1/requests", PROMPT, Idempotency_Key=key).body["id"]
+    rooms.cancel(request_id)
+    rooms.redis.delete(f"{rooms.root}:req:{request_id}")
+    again = gateway.call("POST", "/v1/requests", PROMPT, Idempotency_Key=key)
+    assert shape_of_error(again) == (410, "result_expired")
+
+
 def test_streams_leave_threads_for_short_calls(gateway: GatewayProcess, worker: ScriptedWorker) -> None:
     request_id = submit(gateway)
     path = f"/v1/requests/{request_id}"
