@@ -58,12 +58,12 @@ class Files:
         self._redis.zadd(self._unfinished(), {file_id: time.time()})
 
     def unfinished(self, before: float) -> list[str]:
-        """Those begun before then, and not added."""
+        """Those begun before then and not added, or removed before then: their objects may be there."""
         ids: Any = self._redis.zrangebyscore(self._unfinished(), "-inf", before)
         return [each.decode() for each in ids]
 
     def forget(self, file_id: str) -> None:
-        """There is no object of this unfinished file any more."""
+        """There is no object of this unfinished or removed file any more."""
         self._redis.zrem(self._unfinished(), file_id)
 
     def add(self, file: File) -> None:
@@ -80,9 +80,11 @@ class Files:
         return _file(self._redis.get(self._key(file_id)))
 
     def remove(self, file: File) -> bool:
-        """False when somebody else removed it before."""
+        """From here on there is no such file; its object is still to be deleted. False when somebody else
+        removed it before."""
         pipeline = self._redis.pipeline(transaction=True)
         pipeline.delete(self._key(file.file_id))
+        pipeline.zadd(self._unfinished(), {file.file_id: time.time()})
         pipeline.zrem(self._index(file.owner), file.file_id)
         pipeline.zrem(self._expiring(), file.file_id)
         return bool(pipeline.execute()[0])

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from app.api.files import discard
 from app.batch.batch_result import Result
 from app.batch.batch_spool import Spool, sweep_parts
 from app.batch.file_sweep import sweep_unfinished
@@ -244,3 +245,22 @@ def test_what_a_gateway_left_of_an_upload_goes(service: Any, tmp_path: Path) -> 
     sweep_unfinished(service, age_s=0)
     assert {path.name for path in tmp_path.rglob("file-*")} == {whole}
     assert service.files.unfinished(time.time()) == []
+
+
+def test_a_file_whose_deletion_is_cut_off_leaves_nothing(service: Any, tmp_path: Path) -> None:
+    file = File.new(new_file_id(), "", "input.jsonl", "batch", 3, None)
+    service.files.begin(file.file_id)
+    service.storage.write(file.stored_as, [b"abc"])
+    service.files.add(file)
+    delete, service.storage.delete = service.storage.delete, _away
+    with pytest.raises(ApiError):
+        discard(service, file)
+    assert service.files.find(file.file_id) is None, "its client may not try again"
+    service.storage.delete = delete
+    sweep_unfinished(service, age_s=0)
+    assert not list(tmp_path.rglob("file-*"))
+    assert service.files.unfinished(time.time()) == []
+
+
+def _away(*_: str) -> None:
+    raise ApiError(503, "The storage cannot be used.", code="storage_away")

@@ -105,6 +105,10 @@ def test_what_is_refused(gateway: GatewayProcess) -> None:
         client.files.create(
             file=("a", b"x"), purpose="batch", expires_after={"anchor": "created_at", "seconds": 1}
         )
+    for seconds in ("²", "9" * 5000, "-1", "x", ""):  # the first is a digit to Python, and no number
+        wrong = {"anchor": "created_at", "seconds": seconds}
+        with pytest.raises(openai.BadRequestError, match="expires_after"):
+            client.files.create(file=("a", b"x"), purpose="batch", expires_after=wrong)
     with pytest.raises(openai.APIStatusError) as caught:
         client.files.create(file=("a", b"x" * ((40 << 20) + 1)), purpose="batch")
     assert caught.value.status_code == 413
