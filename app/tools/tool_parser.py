@@ -45,6 +45,7 @@ class ToolParser:
         self._at = _At.TEXT
         self._fresh = True  # nothing was told yet
         self._held = ""  # not told yet: it may turn out to be text
+        self._passed = 0  # characters of that which may stand before a call, and are no part of one
         self._call: CallScanner | NamedCallScanner = CallScanner()
         self._named = False  # the name of the current call was told
         self._after_call = False  # what is held stands behind a call
@@ -67,9 +68,9 @@ class ToolParser:
         if self._at is _At.IN_CALL and self._named:
             self.broken = True
         if self._after_call and self._form.end.startswith(self._unknown()):
-            self._held = ""
+            self._hold("")
         if self.calls and not self._held.strip():
-            self._held = ""
+            self._hold("")
         return self._tell(len(self._held))
 
     def _in_text(self) -> list[Piece]:
@@ -89,7 +90,8 @@ class ToolParser:
             return self._begin_call(CallScanner(), char)
         unknown, end = self._unknown(), self._form.end
         if self._after_call and unknown and unknown == end:
-            self._at, self._held, self._after_call = _At.TEXT, "", False
+            self._at, self._after_call = _At.TEXT, False
+            self._hold("")
             return []
         if self._form.start.startswith(unknown) or (self._after_call and end.startswith(unknown)):
             return []
@@ -102,15 +104,16 @@ class ToolParser:
         return self._in_call(char)
 
     def _unknown(self) -> str:
-        """What is held, behind all that may stand before a call."""
-        rest, start, end = self._held, self._form.start, self._form.end
-        while rest:
+        """What is held, behind all that may stand before a call: each character is looked at once, since a
+        model may write fillers for ever."""
+        start, end = self._form.start, self._form.end
+        while rest := self._held[self._passed :]:
             if rest.startswith(start):
-                rest = rest.removeprefix(start)
+                self._passed += len(start)
             elif rest[0] not in _FILLERS or start.startswith(rest) or end.startswith(rest):
                 break
             else:
-                rest = rest[1:]
+                self._passed += 1
         return rest
 
     def _in_call(self, char: str) -> list[Piece]:
@@ -121,7 +124,7 @@ class ToolParser:
             return self._give_up()
         if call.name is None:
             return []
-        self._held = ""
+        self._hold("")
         pieces = [] if self._named else [Piece(index=self.calls, name=call.name)]
         self._named = True
         if arguments := call.take_arguments():
@@ -134,6 +137,9 @@ class ToolParser:
         self._fresh = False
         return pieces if told else []
 
+    def _hold(self, text: str) -> None:
+        self._held, self._passed = text, 0
+
     def _give_up(self) -> list[Piece]:
         self._at = _At.TEXT
         return self._tell(len(self._held))
@@ -141,9 +147,11 @@ class ToolParser:
     def _tell(self, certain: int) -> list[Piece]:
         if certain and self._after_call:
             before = len(self._held)
-            self._held, self._after_call = _ENDINGS.sub("", self._held, count=1), False
+            self._hold(_ENDINGS.sub("", self._held, count=1))
+            self._after_call = False
             certain -= before - len(self._held)
-        text, self._held = self._held[:certain], self._held[certain:]
+        text = self._held[:certain]
+        self._hold(self._held[certain:])
         if not text:
             return []
         self._fresh = self._fresh and not text.strip()

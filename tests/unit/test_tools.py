@@ -232,6 +232,16 @@ TEMPLATES = {
 }
 
 
+@pytest.mark.parametrize("form", [HERMES, LLAMA3, MISTRAL], ids=lambda form: form.name)
+def test_fillers_without_an_end_behind_a_call_cost_no_more_each(form: ToolFormat) -> None:
+    """A model that falls into writing newlines must not keep the gateway busy: read anew for each of them,
+    these would take half an hour."""
+    parser = ToolParser(form, NAMES)
+    call = f'{form.start}{{"name": "stop_now", "{form.arguments_key}": {{}}}}'
+    told = parser.push(call + "\n" * 100_000) + parser.flush()
+    assert gathered(told) == ("", [("stop_now", "{}")])
+
+
 @pytest.mark.parametrize(("source", "form"), TEMPLATES.items())
 def test_a_template_tells_how_calls_are_written(source: str, form: ToolFormat | None) -> None:
     assert tool_format(ChatTemplate(source, {})) == form
