@@ -9,7 +9,7 @@
 -- <root>:batches:<owner>       zset    the batches of one caller, by creation
 -- <root>:open_batches          zset    those that have not ended, by the end of their lease
 -- <root>:ended_batches         zset    those whose parts are still in storage, by when they ended
--- <root>:batch_key:<key>       hash    batch id and body hash of an idempotency key
+-- <root>:batch_key:<owner>:<key>  hash    batch id and body hash of an idempotency key
 
 local KEPT_MS = 30 * 86400000   -- how long an ended batch can be read
 local KEY_TTL_MS = 86400000

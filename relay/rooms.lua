@@ -28,6 +28,7 @@
 -- <root>:ended             zset    `<id>/<owner>` of the others, by when their record expires
 -- <root>:totals            hash    bytes of the open requests
 -- <root>:pace              hash    claims on the prefill queue, and what passed between them while others waited
+-- <root>:epoch             string  when this data began
 -- <root>:counts            hash    what has happened since this data began, for metrics: `<what>/<label>...` -> how often
 -- <root>:synced            string  written to wait until what came before it is on disk
 -- <root>:reaper            hash    when it last ran, and until when it expires no lease
@@ -231,6 +232,33 @@ local function end_room(c, r)
   end
 end
 
+--- Pace of the prefill queue -------------------------------------------------------------------------------------
+
+-- Nobody waits for a claim any more: what passes until the next one says nothing.
+local function pause_pace(c)
+  redis.call('HDEL', key(c, 'pace'), 'since')
+end
+
+-- A leg left the prefill queue. Claims come in bursts, so that what counts is how many there were in how long: both
+-- fade with time.
+local function note_pace(c, legs_left)
+  local pace = key(c, 'pace')
+  local since, claims, ms = unpack(redis.call('HMGET', pace, 'since', 'claims', 'ms'))
+  if since then
+    local waited_ms = math.min(c.now - since, PACE_MS)  -- in a longer pause nobody was there
+    local kept = math.exp(-waited_ms / PACE_MS)
+    redis.call('HSET', pace, 'claims', (claims or 0) * kept + 1, 'ms', (ms or 0) * kept + waited_ms)
+  end
+  if legs_left > 0 then redis.call('HSET', pace, 'since', c.stamp) else pause_pace(c) end
+end
+
+-- How long a new request would wait for its claim, as fast as the queue moves now; 0 when nothing goes before it.
+local function expected_wait_ms(c, new)
+  local ahead = redis.call('ZCOUNT', key(c, 'queue', 'prefill'), '-inf', rank(new))
+  local claims, ms = unpack(redis.call('HMGET', key(c, 'pace'), 'claims', 'ms'))
+  return claims and ahead * ms / claims or 0
+end
+
 --- Legs ---------------------------------------------------------------------------------------------------------
 
 local function give(c, r, asked, boot, nonce, lease_ms)
@@ -241,6 +269,13 @@ local function give(c, r, asked, boot, nonce, lease_ms)
   redis.call('ZADD', key(c, 'lease'), later(c, lease_ms), r.id .. '/' .. leg)
   redis.call('HSET', key(c, 'legs', boot), nonce, r.id .. '/' .. leg)
   write(c, r, { fence = r.fence + 1, [p .. 'boot'] = boot, [p .. 'fence'] = r.fence + 1, [p .. 'nonce'] = nonce })
+end
+
+-- Unclaimed.
+local function leave_queue(c, r, leg)
+  local queue = key(c, 'queue', leg)
+  local was_there = redis.call('ZREM', queue, r.id) == 1
+  if was_there and leg == 'prefill' and redis.call('EXISTS', queue) == 0 then pause_pace(c) end
 end
 
 -- The leg has no owner any more. The claim stays in the record until the caller erases it.
@@ -254,7 +289,7 @@ end
 local function take_everything(c, r)
   for _, leg in ipairs({ 'prefill', 'decode' }) do
     take(c, r, leg)
-    redis.call('ZREM', key(c, 'queue', leg), r.id)
+    leave_queue(c, r, leg)
   end
 end
 
@@ -314,32 +349,6 @@ local function too_early_ms(c, owner, what, limit, wanted)
   if wanted > limit then return MINUTE_MS end
   if current + wanted <= limit then return excess / before * MINUTE_MS end
   return MINUTE_MS - elapsed + (current + wanted - limit) / current * MINUTE_MS
-end
-
---- Deadlines -----------------------------------------------------------------------------------------------------
-
--- A leg left the prefill queue. Claims come in bursts, so that what counts is how many there were in how long: both
--- fade with time.
-local function note_pace(c, legs_left)
-  local pace = key(c, 'pace')
-  local since, claims, ms = unpack(redis.call('HMGET', pace, 'since', 'claims', 'ms'))
-  if since then
-    local waited_ms = math.min(c.now - since, PACE_MS)  -- in a longer pause nobody was there
-    local kept = math.exp(-waited_ms / PACE_MS)
-    redis.call('HSET', pace, 'claims', (claims or 0) * kept + 1, 'ms', (ms or 0) * kept + waited_ms)
-  end
-  if legs_left > 0 then
-    redis.call('HSET', pace, 'since', c.stamp)
-  else
-    redis.call('HDEL', pace, 'since')
-  end
-end
-
--- How long a new request would wait for its claim, as fast as the queue moves now; 0 when nothing goes before it.
-local function expected_wait_ms(c, new)
-  local ahead = redis.call('ZCOUNT', key(c, 'queue', 'prefill'), '-inf', rank(new))
-  local claims, ms = unpack(redis.call('HMGET', key(c, 'pace'), 'claims', 'ms'))
-  return claims and ahead * ms / claims or 0
 end
 
 --- Transitions that several events share -------------------------------------------------------------------------

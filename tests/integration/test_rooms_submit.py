@@ -122,6 +122,31 @@ def test_what_would_wait_beyond_its_deadline_is_refused(rooms: Rooms) -> None:
     assert submit(1).outcome is SubmitOutcome.NEW, "nothing waits any more"
 
 
+def test_a_queue_that_empties_without_a_claim_has_no_pace(rooms: Rooms) -> None:
+    """What passes until the next claim is no time in which somebody waited."""
+    redis: Any = rooms.redis
+    pace = f"{rooms.root}:pace"
+    for _ in range(2):
+        rooms.submit(submission())
+    assert claim(rooms, Leg.PREFILL, "P")
+    (left,) = redis.zrange(f"{rooms.root}:queue:prefill", 0, -1)
+    assert redis.hexists(pace, "since")
+    rooms.cancel(left.decode())
+    assert not redis.hexists(pace, "since")
+
+
+def test_a_queue_that_something_is_left_in_keeps_its_pace(rooms: Rooms) -> None:
+    redis: Any = rooms.redis
+    for _ in range(3):
+        rooms.submit(submission())
+    taken = claim(rooms, Leg.PREFILL, "P")
+    assert taken
+    first, _ = redis.zrange(f"{rooms.root}:queue:prefill", 0, -1)
+    rooms.cancel(first.decode())
+    rooms.cancel(taken.claimed.hold.request_id)
+    assert redis.hexists(f"{rooms.root}:pace", "since")
+
+
 def test_a_list_comes_in_pages(rooms: Rooms) -> None:
     ids = [rooms.submit(submission()).request_id for _ in range(5)]
     rooms.cancel(ids[1])
