@@ -30,6 +30,7 @@ from workers.engine.messages import (
     Sampled,
     Stop,
 )
+from workers.engine.scheduler import Scheduler
 
 
 def params(**wanted: object) -> SamplingParams:
@@ -329,18 +330,27 @@ def test_the_thread_computes_until_it_is_stopped() -> None:
     assert rig.engine.heartbeat.deadline is None
 
 
+@pytest.mark.parametrize(
+    "leak",
+    [
+        lambda scheduler: scheduler._pool.allocate(1),  # by nobody
+        lambda scheduler: scheduler._cache.insert([b"a page that is free"], [0]),
+    ],
+    ids=["pool", "cache"],
+)
 def test_a_leak_is_logged_when_the_engine_is_idle(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, leak: Callable[[Scheduler], object]
 ) -> None:
     logged = Event()
     monkeypatch.setattr("workers.engine.engine.QUIET_S", 0.01)
     monkeypatch.setattr("workers.engine.engine.log.event", lambda *_, **__: logged.set())
     rig = Rig()
-    rig.engine._scheduler._pool.allocate(1)  # by nobody
+    leak(rig.engine._scheduler)
     rig.engine.start()
     assert logged.wait(10.0)
     rig.submit(Stop())
     assert rig.engine.join(10.0)
+    assert rig.events == [], "the engine goes on"
 
 
 def test_stats_count_what_was_computed_and_what_was_found() -> None:

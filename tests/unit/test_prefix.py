@@ -3,7 +3,7 @@ from collections import Counter
 
 import pytest
 
-from workers.engine.pages import PagePool
+from workers.engine.pages import IntegrityError, PagePool
 from workers.engine.prefix import PrefixCache
 
 
@@ -50,6 +50,29 @@ def test_what_is_inserted_is_matched_as_far_as_it_is_equal() -> None:
     assert cache.match(digests) == pages
     assert cache.match(cache.chain((), [*range(8), 0, 0, 0, 0])) == pages[:2]
     assert cache.match(cache.chain((), [1, *range(1, 12)])) == []
+
+
+def test_a_cached_page_that_nobody_finds_is_a_leak() -> None:
+    _, cache = make()
+    digests = cache.chain((), range(8))
+    pages = acquire(cache, [], 2)
+    cache.insert(digests, pages)
+    cache.check(Counter(pages))
+    cache.release(pages)
+    cache.check({})
+    cache.forget(pages[:1])
+    with pytest.raises(IntegrityError, match="2 pages are cached, 1 of them can be found"):
+        cache.check({})
+
+
+def test_a_free_page_that_is_found_is_one_too_many() -> None:
+    pool, cache = make()
+    pages = acquire(cache, [], 2)
+    cache.insert(cache.chain((), range(8)), pages)
+    cache.release(pages)
+    pool.evict(1)
+    with pytest.raises(IntegrityError, match="nobody keeps"):
+        cache.check({})
 
 
 def test_a_page_of_the_same_content_is_not_kept_twice() -> None:

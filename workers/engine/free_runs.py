@@ -36,12 +36,11 @@ class FreeRuns:
         for page in pages:
             self._put(page)
 
-    def check(self) -> None:
-        """Assert that runs are sorted, apart and add up."""
-        assert len(self._starts) == len(self._lengths)
-        assert sum(self._lengths.values()) == self.pages
-        for start, following in pairwise(self._starts):
-            assert start + self._lengths[start] < following, f"runs at {start} and {following} touch"
+    @property
+    def sound(self) -> bool:
+        """Runs are sorted, apart and add up."""
+        whole = self._lengths.keys() == set(self._starts) and sum(self._lengths.values()) == self.pages
+        return whole and all(start + self._lengths[start] < after for start, after in pairwise(self._starts))
 
     def _cut(self, start: int, count: int) -> range:
         length = self._lengths.pop(start)

@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 
-from workers.engine.pages import PagePool
+from workers.engine.pages import IntegrityError, PagePool
 
 Digest = bytes
 
@@ -95,7 +95,12 @@ class PrefixCache:
     def check(self, references: Mapping[int, int]) -> None:
         """See PagePool.check; also every cached page must be known here, and no free one."""
         self._pool.check(references)
-        assert {page: digest for digest, page in self._pages.items()} == self._digests
-        idle = {page for page in self._digests if page not in references}
-        assert len(idle) == self._pool.cached_pages
-        assert all(map(self._pool.is_cached, idle))
+        inverse = {page: digest for digest, page in self._pages.items()}
+        idle = [page for page in self._digests if page not in references]
+        if inverse != self._digests or not all(map(self._pool.is_cached, idle)):
+            raise IntegrityError("the prefix cache knows pages that nobody keeps for it: restart the worker")
+        if len(idle) != self._pool.cached_pages:
+            raise IntegrityError(
+                f"{self._pool.cached_pages} pages are cached, {len(idle)} of them can be found:"
+                " restart the worker"
+            )
