@@ -11,7 +11,7 @@ _UNSAFE = re.compile(r"[^\w.-]")
 def queue_of(leg: Leg, model: str) -> str:
     """The Celery queue that rings for `leg`: `prefill.<model>` or `decode.<model>`."""
     assert leg is not Leg.BOTH, "a unified worker is rung for the prefill leg"
-    return f"{leg}.{model}"
+    return f"{leg}.{model.replace(',', '-')}"  # Celery's option -Q takes a comma for the next queue
 
 
 def queue_for(role: str, model: str) -> str:

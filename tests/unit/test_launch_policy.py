@@ -9,7 +9,8 @@ from app.launch.address import base_url
 from app.launch.checks import CheckFailed, parse_cores, share_cores
 from app.launch.programs import flower_env, worker_command
 from app.launch.supervisor import MAX_BACKOFF_S, backoff_s
-from relay.routing import node_name, short_name
+from relay.request import Leg
+from relay.routing import node_name, queue_for, queue_of, short_name
 
 
 def test_backoff_doubles_up_to_a_limit() -> None:
@@ -96,3 +97,8 @@ def test_what_listens_everywhere_is_asked_on_the_loopback() -> None:
         "http://[::1]:8000",
         "http://[fd00::2]:8000",
     ]
+
+
+def test_a_queue_is_one_to_celery_whatever_the_model_is_called() -> None:
+    assert queue_for("decode", "org/a,b v1") == "decode.org/a-b v1"
+    assert queue_for("unified", "a,b") == queue_of(Leg.PREFILL, "a,b")
