@@ -1,6 +1,5 @@
 """What the control thread asks of the legs of a role, and what a role may use of the control thread."""
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from typing import Protocol, TypeVar
@@ -146,7 +145,7 @@ def work_of(claimed: Claimed) -> Work:
         claimed.params,
         claimed.solo,
         claimed.submitted_ms,
-        time.monotonic() + claimed.left_ms / 1000,
+        claimed.clock.at_s + claimed.left_ms / 1000,
     )
 
 
