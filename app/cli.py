@@ -2,6 +2,7 @@
 
 import os
 import sys
+from difflib import get_close_matches
 from importlib import import_module
 
 import click
@@ -28,6 +29,16 @@ class Commands(click.Group):
             return None
         command: click.Command = getattr(import_module(f"app.commands.{name}"), name)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            near = get_close_matches(args[0], COMMANDS, 1)
+            error.message += f" Did you mean {near[0]!r}?" if near else ""
+            raise
 
 
 @click.command(

@@ -146,8 +146,16 @@ class ApiClient:
                 raise ApiAway(message) from None
             raise ApiRefused(message, code) from None
         except (OSError, HTTPException) as error:
-            why = error.reason if isinstance(error, urllib.error.URLError) else error
-            raise ApiAway(f"{self.base_url} does not answer ({why}).") from error
+            raise ApiAway(
+                f"{self.base_url} does not answer ({_reason(error)}): start a gateway, as kvrelay up does, or"
+                " name another with --url."
+            ) from error
+
+
+def _reason(error: Exception) -> str:
+    """Why a server could not be asked, in words."""
+    cause = error.reason if isinstance(error, urllib.error.URLError) else error
+    return str(getattr(cause, "strerror", None) or cause)
 
 
 def _told(raw: bytes) -> tuple[str, str]:

@@ -58,7 +58,7 @@ def bench(
     seed: int,
     as_json: bool,
 ) -> int:
-    """Measure a running server: time to first token, time between tokens, tokens per second.
+    """Measure a running server: latencies and tokens per second.
 
     Random prompts, streamed over HTTP, a new request whenever one has ended. Any server that speaks OpenAI's
     API can be measured. Run it on another machine than the server's, or it takes part of what it measures.

@@ -18,10 +18,10 @@ _COLORS = {"ok": "green", "warn": "yellow", "fail": "red"}
 @click.option("--json", "as_json", is_flag=True, help="As a list of JSON objects.")
 @no_color
 def doctor(as_json: bool) -> int:
-    """Look for what would keep kvrelay from running well here, and say what to do.
+    """Find what would keep kvrelay from running well here.
 
-    The settings are those of the environment, as for the command that is to run. The exit status is 1 where
-    something fails, else 0.
+    Each finding says what to do. The settings are those of the environment, as for the command that is to
+    run. The exit status is 1 where something fails, else 0.
 
     \b
     Examples:

@@ -9,11 +9,11 @@ from relay.settings import Settings
 @click.command()
 @click.argument("part", type=click.Choice(tuple(health.CHECKS)))
 def healthy(part: str) -> int:
-    """Tell by the exit status whether this container's PART is alive and gets on.
+    """Tell whether this container's PART is alive and gets on.
 
-    For the health check of a container, or a probe of Kubernetes: 0 means yes. A worker is healthy while it
-    renews its registration, which it stops when its engine does not get on with a step; a gateway while
-    requests could be served (its `/ready`); Redis when it answers and has read its data.
+    For the health check of a container, or a probe of Kubernetes: an exit status of 0 means yes. A worker is
+    healthy while it renews its registration, which it stops when its engine does not get on with a step; a
+    gateway while requests could be served (its `/ready`); Redis when it answers and has read its data.
 
     \b
     Examples:

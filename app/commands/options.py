@@ -27,9 +27,13 @@ no_color = click.option(
 )
 
 
-def _client(_: click.Context, __: click.Parameter, url: str | None) -> ApiClient:
+def _client(_: click.Context, param: click.Parameter, url: str | None) -> ApiClient:
+    if url is not None and not url.startswith(("http://", "https://")):
+        raise click.BadParameter(f"{url!r} is no URL, as http://127.0.0.1:8000 is.", param=param)
     settings = Settings.from_env()
-    return ApiClient(url or base_url(settings.host, settings.port), settings.api_key or settings.admin_key)
+    # OpenAI's clients are told a URL with /v1, so that one is at hand.
+    named = url and url.rstrip("/").removesuffix("/v1")
+    return ApiClient(named or base_url(settings.host, settings.port), settings.api_key or settings.admin_key)
 
 
 def gateway(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -32,7 +32,7 @@ _HEADER = (
 @gateway
 @no_color
 def status(client: ApiClient, watch: bool, as_json: bool) -> int:
-    """Show the pools: what runs and waits, and how full the KV pools are.
+    """Show the pools: what runs, what waits, and how full they are.
 
     The exit status is 0 where a request could be served now, and 1 where something is missing.
 

@@ -81,7 +81,7 @@ def _fetched(url: str) -> Health:
     except urllib.error.HTTPError as error:
         return Health(False, error.read().decode().strip())
     except (OSError, HTTPException) as error:
-        return Health(False, f"{url} does not answer: {error}")
+        return Health(False, f"{url} does not answer: {getattr(error, 'reason', error)}")
 
 
 CHECKS: dict[str, Callable[[Settings], Health]] = {
