@@ -13,7 +13,8 @@ from app.launch.programs import worker_command, worker_env
 from relay import protocol
 from relay.protocol import PROTOCOL, Protocol, ProtocolMismatch
 from relay.request import Leg, State
-from relay.rooms import Rooms
+from relay.rooms import Rooms, root_key
+from tests.gateway_rig import GatewayProcess
 from tests.integration.scene import card, claim, submission
 from tests.relay_rig import ROOT, Relay, tiny_model
 from tests.servers import RedisServer
@@ -117,6 +118,21 @@ def test_to_look_changes_nothing(version: Version) -> None:
     assert held(now) is None
     now.register(card("P"))
     assert Protocol(now.redis, now.root).look() == PROTOCOL
+
+
+def test_a_gateway_that_was_overtaken_says_so(valkey: RedisServer, model: str, tmp_path: Path) -> None:
+    with GatewayProcess(valkey.url, model, tmp_path / "log") as gateway, valkey.client() as redis:
+        assert gateway.call("GET", "/v1/requests").status == 200
+        redis.set(f"{root_key(model)}:protocol", PROTOCOL + 1)
+        for method, path, body in (
+            ("GET", "/v1/requests", None),
+            ("POST", "/v1/requests", {"prompt": "Once"}),
+            ("GET", "/v1/batches", None),
+        ):
+            reply = gateway.call(method, path, body)
+            assert (reply.status, reply.body["error"]["code"]) == (503, "other_version"), reply.raw
+        ready = gateway.call("GET", "/ready")
+        assert (ready.status, ready.body["missing"]) == (503, [f"gateway of protocol {PROTOCOL + 1}"])
 
 
 def test_a_process_of_another_version_is_refused_and_the_others_go_on(
