@@ -70,6 +70,9 @@ def main() -> None:
         status = _told(away, os.EX_UNAVAILABLE)
     except (ValueError, PermissionError) as error:
         status = _told(error, os.EX_CONFIG)
+    except BrokenPipeError:  # whoever read has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 1
     except OSError as error:
         status = _told(error, 1)
     sys.exit(status)

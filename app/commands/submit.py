@@ -36,7 +36,7 @@ def submit(
     """Submit a prompt; print its id, or the answer.
 
     Without --wait and --stream the id is printed at once; `kvrelay result` reads the answer later. With them
-    Ctrl-C cancels the request.
+    Ctrl-C cancels the request, and so does a pipe that is closed.
 
     \b
     Examples:
@@ -57,7 +57,7 @@ def submit(
         return 0
     try:
         return max([show_answer(client, each, streamed=stream, as_json=as_json) for each in ids])
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, BrokenPipeError):
         for each in ids:
             client.delete(f"/v1/requests/{each}")
         raise

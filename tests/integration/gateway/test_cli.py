@@ -176,6 +176,26 @@ def test_ctrl_c_cancels_what_is_waited_for(
     assert record.state is State.CANCELLED
 
 
+def test_a_closed_pipe_cancels_it_too(
+    env: dict[str, str], rooms: Rooms, worker: ScriptedWorker, spoken: list[Token]
+) -> None:
+    command = [sys.executable, "-m", "app.cli", "submit", "--stream", "Hello"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=ROOT, env=env, **pipes) as process:
+        claimed = worker.claim()
+        worker.emit(claimed, spoken[:1])
+        assert process.stdout
+        assert process.stderr
+        assert process.stdout.read(4) == b" one"
+        process.stdout.close()
+        worker.emit(claimed, spoken[1:2])
+        assert process.wait(DEADLINE_S) == 1
+        assert process.stderr.read() == b""
+    record = rooms.record(claimed.hold.request_id)
+    assert record
+    assert record.state is State.CANCELLED
+
+
 def test_chat_on_a_terminal(
     env: dict[str, str],
     rooms: Rooms,
