@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from celery import bootsteps
@@ -9,8 +10,10 @@ from redis.exceptions import RedisError
 
 from relay import celery
 from relay.log import event
+from relay.request import Ring
 from relay.rooms import Rooms
 from relay.settings import Settings
+from workers.ringer import Ringer
 
 log = logging.getLogger(__name__)
 
@@ -37,25 +40,28 @@ class Reaper(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def _run(self) -> None:
         settings = Settings.from_env()
-        rooms = Rooms(settings.redis_url, settings.model_name)
-        away = False
+        rooms, ringer = Rooms(settings.redis_url, settings.model_name), Ringer(celery.ring)
+        failing = False
         while not self._stopping.wait(PERIOD_S):
             try:
-                reap(rooms, settings)
-                away = False
-            except RedisError as error:
-                if not away:
+                reap(rooms, settings, ringer.ring)
+                failing = False
+            except Exception as error:  # nobody would miss this thread, and no lease would end any more
+                if not failing:
                     event(log, "reaper_waits", logging.WARNING, error=error)
-                away = True
+                    if not isinstance(error, RedisError):
+                        log.exception("reaper_failed")
+                failing = True
+        ringer.stop(timeout_s=0.0)
         rooms.close()
 
 
-def reap(rooms: Rooms, settings: Settings) -> None:
-    """One round. Raises RedisError; the next round then does what this one left."""
+def reap(rooms: Rooms, settings: Settings, ring: Callable[[Ring], object]) -> None:
+    """One round; `ring` waits for nothing. Raises RedisError; the next round then does what this one left."""
     reaped = rooms.reap(settings.lease_ms, settings.suspect_after)
     for request_id in reaped.expired:
         event(log, "lease_expired", logging.WARNING, request=request_id)
     for request_id in reaped.failed:
         event(log, "request_failed", logging.WARNING, request=request_id)
     for bell in reaped.rings:
-        celery.ring(bell)
+        ring(bell)

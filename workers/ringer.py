@@ -9,9 +9,12 @@ from relay.request import Ring
 
 log = logging.getLogger(__name__)
 
+MOST_BELLS = 1_000  # that wait
+
 
 class Ringer:
-    """A bell that cannot be sent is dropped: the reaper rings again for every leg that nobody claims."""
+    """A bell that cannot be sent is dropped, and so is one behind too many that wait: the reaper rings again
+    for every leg that nobody claims."""
 
     def __init__(self, ring: Callable[[Ring], object]) -> None:
         self._send = ring
@@ -20,7 +23,8 @@ class Ringer:
         self._thread.start()
 
     def ring(self, bell: Ring) -> None:
-        self._bells.put(bell)
+        if self._bells.qsize() < MOST_BELLS:
+            self._bells.put(bell)
 
     def stop(self, timeout_s: float) -> None:
         """Send what is queued, then end."""
