@@ -35,6 +35,7 @@
 -- <root>:protocol          string  what the processes of this model speak: relay/protocol.py writes $PROTOCOL there
 
 local SCAN_LEGS = 64            -- how far a claim looks into a queue
+local SCAN_FAR = 512            -- and past so many legs for which its worker is too small
 local STARVED_MS = 2000         -- a leg that waited this long is not overtaken any more
 local FORK_PATIENCE_MS = 2000   -- how long forks wait after the first token of the request they wait for
 local MAIL_LENGTH = 10000
@@ -638,21 +639,27 @@ local function choose(c, leg, boot, free_tokens, capacity_tokens, wanted)
   local rank = wanted ~= '' and redis.call('ZRANK', key(c, 'queue', leg), wanted)
   if not rank or rank >= SCAN_LEGS then wanted = '' end  -- somebody has it already: no need to look for it
   local first
-  for _, id in ipairs(redis.call('ZRANGE', key(c, 'queue', leg), 0, SCAN_LEGS - 1)) do
-    local r = read(c, id)
-    local late = tonumber(r.deadline) <= c.now
-    local needed = r.prompt_tokens + r.tokens + 1
-    local could_outgrow = tonumber(r.limit_tokens) > capacity_tokens
-    if only_retracted and class(r) ~= RETRACTED then break end
-    if first and class(r) ~= class(first) then break end
-    if late then
-      fail_late(c, r)
-    elseif not could_outgrow and needed <= free_tokens then
-      if wanted == '' or id == wanted then return r end
-      first = first or r
-    elseif not could_outgrow and c.now - r[FIELDS_OF[leg] .. 'queued'] > STARVED_MS then
-      break
+  for from = 0, SCAN_FAR - 1, SCAN_LEGS do
+    local ids = redis.call('ZRANGE', key(c, 'queue', leg), from, from + SCAN_LEGS - 1)
+    local too_small = #ids == SCAN_LEGS
+    for _, id in ipairs(ids) do
+      local r = read(c, id)
+      local late = tonumber(r.deadline) <= c.now
+      local needed = r.prompt_tokens + r.tokens + 1
+      local could_outgrow = tonumber(r.limit_tokens) > capacity_tokens
+      too_small = too_small and could_outgrow
+      if only_retracted and class(r) ~= RETRACTED then return first end
+      if first and class(r) ~= class(first) then return first end
+      if late then
+        fail_late(c, r)
+      elseif not could_outgrow and needed <= free_tokens then
+        if wanted == '' or id == wanted then return r end
+        first = first or r
+      elseif not could_outgrow and c.now - r[FIELDS_OF[leg] .. 'queued'] > STARVED_MS then
+        return first
+      end
     end
+    if not too_small then return first end
   end
   return first
 end
@@ -1055,8 +1062,9 @@ local function reap(keys, args)
   local expired, failed = {}, {}
   for _, id in ipairs(due(c, 'deadline')) do
     local r = read(c, id)
-    if not TERMINAL[r.state] then fail_late(c, r) end  -- a fork may have ended with its leader
-    table.insert(failed, id)
+    if r and not TERMINAL[r.state] then fail_late(c, r) end  -- a fork may have ended with its leader
+    if r and r.state == 'failed' then table.insert(failed, id) end
+    redis.call('ZREM', key(c, 'deadline'), id)  -- of an end that a server replayed by half it is still here
   end
   if may_expire_leases(c, tonumber(args[1])) then
     for _, member in ipairs(due(c, 'lease')) do

@@ -166,6 +166,14 @@ def test_what_fits_nowhere_here_does_not_block(rooms: Rooms) -> None:
     assert take(rooms, Leg.PREFILL) == small
 
 
+def test_many_legs_for_larger_workers_hold_up_no_small_one(rooms: Rooms) -> None:
+    """As many as a claim looks at, and a worker that none of them is for."""
+    submit(rooms, *[ROOMY] * 70)
+    (small,) = submit(rooms, SMALL)
+    assert take(rooms, Leg.PREFILL) == small
+    assert take(rooms, Leg.PREFILL) is None
+
+
 def test_what_could_outgrow_a_worker_is_left_to_larger_ones(rooms: Rooms) -> None:
     """It would be cut short there, or could not be prefilled again after a crash."""
     outgrowing, fitting = submit(rooms, ROOMY - 15, ROOMY - 16)  # each asks for 16 more tokens
@@ -278,6 +286,15 @@ def test_after_a_gap_the_reaper_waits_one_lease(rooms: Rooms) -> None:
     rooms.reap(lease_ms, 9)
     redis.hset(f"{rooms.root}:reaper", "wait_until", 0)
     assert rooms.reap(lease_ms, 9).expired == [request_id], "without a gap it does not wait"
+
+
+def test_a_deadline_of_what_is_gone_holds_up_no_other(rooms: Rooms) -> None:
+    """As where a server has replayed half of an end, and the record has expired since."""
+    (request_id,) = submit(rooms, SMALL)
+    redis: Any = rooms.redis
+    redis.zadd(f"{rooms.root}:deadline", {"req_gone": 1, request_id: 2})
+    assert rooms.reap(LONG_MS, 9).failed == [request_id]
+    assert not redis.exists(f"{rooms.root}:deadline")
 
 
 def test_a_renewed_lease_does_not_expire(rooms: Rooms) -> None:
