@@ -2,13 +2,12 @@
 
 Every method may run twice without harm, since redis-py repeats a call whose answer is late: claims are
 recognized by their nonce, tokens by their position, and a repeated transition is either answered again or
-stale. All raise redis.exceptions.ConnectionError or TimeoutError when the server is away, and
-ProtocolMismatch when another version of kvrelay has taken over.
+stale. All raise one of `redis_client.AWAY` when the server is away, and ProtocolMismatch when another version
+of kvrelay has taken over.
 """
 
 import json
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -24,7 +23,6 @@ from relay.answers import (
     Forked,
     Kept,
     Lost,
-    Milestone,
     Moved,
     Prefilled,
     PublishedPages,
@@ -38,18 +36,30 @@ from relay.answers import (
 )
 from relay.commit import GroupCommit
 from relay.functions import Functions
-from relay.geometry import Geometry
 from relay.packed import pack_ints, unpack_ints
 from relay.prompt_logprobs import PromptLogprobs
 from relay.protocol import Protocol
 from relay.redis_client import command_client
-from relay.request import Claimed, Hold, Leg, Record, Ring, State, Submission, Timings, Why
-from relay.sampling import SamplingParams
-from relay.server_clock import ServerClock
+from relay.request import Hold, Leg, Record, Ring, State, Submission, Why
 from relay.stamps import Stamps
 from relay.timeline import Entry, Timeline
-from relay.trace_context import TraceContext
-from relay.worker_card import Incarnation, Load, WorkerCard
+from relay.wire import (
+    pack_card,
+    pack_emission,
+    pack_held,
+    pack_hold,
+    pack_load,
+    pack_member,
+    pairs,
+    unpack_card,
+    unpack_claim,
+    unpack_claimed,
+    unpack_milestone,
+    unpack_moved,
+    unpack_record,
+    unpack_rings,
+)
+from relay.worker_card import Load, WorkerCard
 
 RESULT_TTL_MS = 3_600_000
 
@@ -89,11 +99,11 @@ class Rooms:
                 first.requests_per_minute,
                 first.tokens_per_minute,
                 f"{first.spent_ms:.3f}",
-                *(part for s in (first, *others) for part in _member(s)),
+                *(part for s in (first, *others) for part in pack_member(s)),
             )
         except OutOfMemoryError:
             return Submitted(SubmitOutcome.FULL, first.request_id, [])
-        return Submitted(SubmitOutcome(outcome.decode()), request_id.decode(), _rings(rings), early_ms)
+        return Submitted(SubmitOutcome(outcome.decode()), request_id.decode(), unpack_rings(rings), early_ms)
 
     def sync(self, timeout_ms: int) -> bool:
         """Wait until all that was written before is on the server's disk. False: it was not in time.
@@ -111,10 +121,10 @@ class Rooms:
         """Cancel wherever the request is, and the others of its group if they are named. A request that has
         ended stays as it is."""
         fields, rings = self._functions.call("cancel", request_id, *others)
-        return Cancelled(_record(request_id, fields), _rings(rings))
+        return Cancelled(unpack_record(request_id, fields), unpack_rings(rings))
 
     def record(self, request_id: str) -> Record | None:
-        return _record(request_id, self._functions.call("record", request_id))
+        return unpack_record(request_id, self._functions.call("record", request_id))
 
     def state(self, request_id: str) -> State | None:
         """Of the record, and no more of it: who waits asks this again and again."""
@@ -123,10 +133,10 @@ class Rooms:
 
     def timeline(self, request_id: str) -> Timeline | None:
         fields, entries, now = self._functions.call("timeline", request_id)
-        record = _record(request_id, fields)
+        record = unpack_record(request_id, fields)
         if record is None:
             return None
-        progress = dict(_pairs(fields)).get(b"progress")
+        progress = dict(pairs(fields)).get(b"progress")
         stamps = Stamps.unpack(progress) if progress else None
         return Timeline(record, [Entry.unpack(entry) for entry in entries], float(now), stamps)
 
@@ -148,12 +158,12 @@ class Rooms:
         """Newest first: open ones, and ended ones until they expire. `before`: the last id of a page.
         `owner` None: of everybody."""
         found = self._functions.call("list_requests", limit, before or "", "*" if owner is None else owner)
-        records = (_record(request_id.decode(), fields) for request_id, fields in _pairs(found))
+        records = (unpack_record(request_id.decode(), fields) for request_id, fields in pairs(found))
         return [record for record in records if record]
 
     def workers(self) -> list[WorkerCard]:
         """The cards of workers that renewed in the last 10 s."""
-        return [_card(dict(_pairs(fields))) for fields in self._functions.call("workers")]
+        return [unpack_card(dict(pairs(fields))) for fields in self._functions.call("workers")]
 
     # Claims
 
@@ -178,16 +188,16 @@ class Rooms:
         reply = self._functions.call(
             "claim", leg, boot, nonce, room, free_tokens, capacity_tokens, lease_ms, wanted or ""
         )
-        return _claim(leg, reply) if reply else None
+        return unpack_claim(leg, reply) if reply else None
 
     def claim_forks(self, hold: Hold, boot: str, lease_ms: int, nonces: Sequence[str]) -> Forked:
         """Take as many forks of a request as there are `nonces`, as BOTH would, where its prompt's KV is.
         The others go to the queue of the prefill leg. Nothing, if `hold` is over: then they are there."""
         assert hold.leg is not Leg.PREFILL
         reply, rings = self._functions.call(
-            "claim_forks", *_hold(hold), boot, lease_ms, json.dumps(list(nonces))
+            "claim_forks", *pack_hold(hold), boot, lease_ms, json.dumps(list(nonces))
         )
-        return Forked([_claimed(Leg.BOTH, fields) for fields in reply], _rings(rings))
+        return Forked([unpack_claimed(Leg.BOTH, fields) for fields in reply], unpack_rings(rings))
 
     def waiting(self, leg: Leg) -> Waiting:
         """What queues for PREFILL (BOTH asks the same) or DECODE."""
@@ -213,7 +223,7 @@ class Rooms:
     def publish(self, hold: Hold, room: int, pages: Sequence[int], row: int) -> Moved:
         """The decode worker opens `pages` and metadata `row` to the prefill worker."""
         assert hold.leg is Leg.DECODE
-        return _moved(self._functions.call("publish", *_hold(hold), room, pack_ints(pages), row))
+        return unpack_moved(self._functions.call("publish", *pack_hold(hold), room, pack_ints(pages), row))
 
     def published(self, room: int) -> PublishedPages | None:
         """What was published in a room, for a prefill worker that missed the mail."""
@@ -227,7 +237,9 @@ class Rooms:
         """The prefill worker says that pages and row are DONE; its leg ends here."""
         assert hold.leg is Leg.PREFILL
         self._note_scores(hold, prefilled)
-        return _moved(self._functions.call("kv_ready", *_hold(hold), room, *prefilled.told, *transfer))
+        return unpack_moved(
+            self._functions.call("kv_ready", *pack_hold(hold), room, *prefilled.told, *transfer)
+        )
 
     def emit(self, batch: Sequence[Emission]) -> list[Emitted]:
         """Append the tokens of one engine step, all requests in one call. Tokens already there stay."""
@@ -235,40 +247,35 @@ class Rooms:
             return []
         for emission in batch:
             self._note_scores(emission.hold, emission.prefilled)
-        replies = self._functions.call("emit", *map(_emission, batch))
+        replies = self._functions.call("emit", *map(pack_emission, batch))
         return [
-            Emitted(EmitOutcome(outcome.decode()), expected, tuple(_rings(rings)), _milestone(milestone))
+            Emitted(
+                EmitOutcome(outcome.decode()),
+                expected,
+                tuple(unpack_rings(rings)),
+                unpack_milestone(milestone),
+            )
             for outcome, expected, rings, milestone in replies
         ]
 
     def _note_scores(self, hold: Hold, prefilled: Prefilled | None) -> None:
         """Before the first token, so that whoever has seen one can read them."""
         if prefilled is not None and prefilled.scores is not None:
-            self._functions.call("note_scores", *_hold(hold), prefilled.scores.pack())
+            self._functions.call("note_scores", *pack_hold(hold), prefilled.scores.pack())
 
     def release(self, hold: Hold, why: Why, stamps: Stamps | None = None) -> Moved:
         """Give a leg back unfinished; it counts as no attempt. `stamps`: what was done until then."""
         told = stamps.pack() if stamps else ""
-        return _moved(self._functions.call("release", *_hold(hold), why, told))
+        return unpack_moved(self._functions.call("release", *pack_hold(hold), why, told))
 
     def fail(self, hold: Hold, code: str, message: str) -> Moved:
         """End the request with an error that another attempt would meet again."""
-        return _moved(self._functions.call("fail", *_hold(hold), code, message))
+        return unpack_moved(self._functions.call("fail", *pack_hold(hold), code, message))
 
     # Workers
 
     def register(self, card: WorkerCard) -> None:
-        fields: dict[str, str | bytes | int] = {
-            "incarnation": card.incarnation.to_json(),
-            "name": card.name,
-            "role": card.role,
-            "geometry": card.geometry.to_json(),
-            "capacity_tokens": card.capacity_tokens,
-            "agent_metadata": card.agent_metadata,
-            "load": _load(card.load),
-            "metrics": card.metrics,
-        }
-        self._functions.call("register", card.boot, *(part for pair in fields.items() for part in pair))
+        self._functions.call("register", card.boot, *pack_card(card))
 
     def renew(
         self,
@@ -284,7 +291,11 @@ class Rooms:
         So the caller must be the thread that claims: what another one claims meanwhile would be given back.
         """
         known, epoch, answers, rings, workers = self._functions.call(
-            "renew", boot, _load(load), lease_ms, json.dumps([_held(hold, progress) for hold in holds])
+            "renew",
+            boot,
+            pack_load(load),
+            lease_ms,
+            json.dumps([pack_held(hold, progress) for hold in holds]),
         )
         kept = [
             Kept(hold, State(state.decode()), RoomState(room_state.decode()) if room_state else None)
@@ -292,11 +303,13 @@ class Rooms:
             if owned
         ]
         lost = [Lost(hold, why.decode()) for hold, (owned, why, _) in zip(holds, answers) if not owned]
-        return Renewed(bool(known), epoch, kept, lost, _rings(rings), [boot.decode() for boot in workers])
+        return Renewed(
+            bool(known), epoch, kept, lost, unpack_rings(rings), [boot.decode() for boot in workers]
+        )
 
     def deregister(self, boot: str) -> list[Ring]:
         """Give back whatever `boot` still owns and drop its card and mail."""
-        return _rings(self._functions.call("deregister", boot))
+        return unpack_rings(self._functions.call("deregister", boot))
 
     def ask(self, writer_boot: str, room: int, asker_boot: str) -> None:
         """Ask the writer of a room whether it can still write into the asker's pages."""
@@ -309,166 +322,9 @@ class Rooms:
     def reap(self, lease_ms: int, suspect_after: int, ring_after_ms: int = 2_000) -> Reaped:
         """Expire leases and deadlines, ring again what nobody claimed. Any worker may call at any time."""
         rings, expired, failed = self._functions.call("reap", lease_ms, suspect_after, ring_after_ms)
-        return Reaped(_rings(rings), [i.decode() for i in expired], [i.decode() for i in failed])
+        return Reaped(unpack_rings(rings), [i.decode() for i in expired], [i.decode() for i in failed])
 
 
 def root_key(model: str) -> str:
     """The root of a model's keys; its braces are the hash tag that keeps them in one slot."""
     return f"kvr:{{{model}}}"
-
-
-def _pairs(flat: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-    return zip(flat[::2], flat[1::2])
-
-
-def _hold(hold: Hold) -> tuple[str, str, str, str]:
-    return hold.request_id, hold.leg, str(hold.fence), hold.nonce
-
-
-def _held(hold: Hold, progress: Mapping[str, Stamps]) -> tuple[str, ...]:
-    return (*_hold(hold), progress[hold.nonce].pack()) if hold.nonce in progress else _hold(hold)
-
-
-def _load(load: Load) -> str:
-    return json.dumps(load._asdict())
-
-
-def _rings(reply: list[Any]) -> list[Ring]:
-    return [Ring(Leg(leg.decode()), request_id.decode(), int(tokens)) for leg, request_id, tokens in reply]
-
-
-def _moved(reply: list[Any]) -> Moved:
-    ok, rings = reply
-    return Moved(bool(ok), _rings(rings))
-
-
-def _milestone(reply: list[Any]) -> Milestone | None:
-    if not reply:
-        return None
-    first, *times, prompt_tokens, cached_tokens, tokens = (float(part or 0) for part in reply)
-    submitted, claimed, prefill_start, prefill_end, first_token, ended = times
-    return Milestone(
-        bool(first),
-        submitted,
-        claimed,
-        prefill_start,
-        prefill_end,
-        first_token,
-        ended,
-        int(prompt_tokens),
-        int(cached_tokens),
-        int(tokens),
-    )
-
-
-def _emission(emission: Emission) -> str:
-    """As `emit` in rooms.lua reads it: absent is absent, never null."""
-    tokens = [
-        [t.token_id, t.text] if t.logprobs is None else [t.token_id, t.text, json.dumps(t.logprobs)]
-        for t in emission.tokens
-    ]
-    message: dict[str, Any] = {
-        "hold": _hold(emission.hold),
-        "start": emission.start_position,
-        "tokens": tokens,
-    }
-    if emission.prefilled:
-        message["prefilled"] = emission.prefilled.told
-    if emission.finish:
-        finish = emission.finish
-        message["finish"] = {"reason": finish.reason, "text": finish.text}
-        if finish.stop_reason is not None:
-            message["finish"]["stop_reason"] = json.dumps(finish.stop_reason)
-    return json.dumps(message)
-
-
-def _member(s: Submission) -> tuple[str | bytes | int, ...]:
-    """As `submit` in rooms.lua reads it: the prompt of a fork is that of its leader."""
-    prompt_tokens = len(s.prompt_ids)
-    prompt = b"" if s.leader else pack_ints(s.prompt_ids)
-    limit_tokens = prompt_tokens + s.params.max_tokens
-    wanted = s.params.prompt_logprobs
-    scores_bytes = 0 if wanted is None else PromptLogprobs.packed_bytes(prompt_tokens, wanted)
-    trace, leader = s.trace.pack() if s.trace else "", s.leader or ""
-    return s.request_id, prompt, s.params.to_json(), scores_bytes, prompt_tokens, limit_tokens, leader, trace
-
-
-def _claim(leg: Leg, reply: list[Any]) -> Claim:
-    return Claim(_claimed(leg, reply), _rings(reply[-1]))
-
-
-def _claimed(leg: Leg, reply: list[Any]) -> Claimed:
-    request_id, fence, nonce, *rest = reply
-    room, attempt, solo, prompt, emitted, params, prefill_boot, left, submitted, forks, now, trace, _ = rest
-    return Claimed(
-        hold=Hold(request_id.decode(), leg, int(fence), nonce.decode()),
-        room=int(room),
-        attempt=int(attempt),
-        solo=solo == b"1",
-        prompt_ids=unpack_ints(prompt),
-        emitted=tuple(map(int, emitted)),
-        params=SamplingParams.from_json(params),
-        prefill_boot=prefill_boot.decode() if leg is Leg.DECODE else None,
-        left_ms=float(left),
-        submitted_ms=float(submitted),
-        forks=forks,
-        clock=ServerClock(float(now), time.monotonic()),
-        trace_id=TraceContext.unpack(trace.decode()).trace_id if trace else None,
-    )
-
-
-def _card(fields: dict[bytes, bytes]) -> WorkerCard:
-    return WorkerCard(
-        incarnation=Incarnation.from_json(fields[b"incarnation"]),
-        name=fields[b"name"].decode(),
-        role=fields[b"role"].decode(),
-        geometry=Geometry.from_json(fields[b"geometry"]),
-        capacity_tokens=int(fields[b"capacity_tokens"]),
-        agent_metadata=fields[b"agent_metadata"],
-        load=Load(**json.loads(fields[b"load"])),
-        metrics=fields.get(b"metrics", b"").decode(),
-    )
-
-
-def _record(request_id: str, flat: Sequence[bytes]) -> Record | None:
-    if not flat:
-        return None
-    fields = {name.decode(): value for name, value in _pairs(flat)}
-
-    def text(name: str) -> str | None:
-        return fields[name].decode() if name in fields else None
-
-    def time_ms(name: str) -> float:
-        return float(fields.get(name, 0))
-
-    return Record(
-        request_id=request_id,
-        state=State(fields["state"].decode()),
-        kind=fields["kind"].decode(),
-        owner=fields.get("owner", b"").decode(),
-        params=SamplingParams.from_json(fields["params"]),
-        prompt_tokens=int(fields["prompt_tokens"]),
-        completion_tokens=int(fields["tokens"]),
-        cached_tokens=int(fields["cached_tokens"]),
-        attempts=int(fields["attempt"]),
-        retractions=int(fields["retractions"]),
-        finish_reason=text("finish_reason"),
-        stop_reason=json.loads(fields["stop_reason"]) if "stop_reason" in fields else None,
-        error_code=text("error_code"),
-        error_message=text("error_message"),
-        timings=Timings(
-            submitted=time_ms("submitted"),
-            claimed=time_ms("claimed"),
-            published=time_ms("published"),
-            prefill_start=time_ms("prefill_start"),
-            prefill_end=time_ms("prefill_end"),
-            ready=time_ms("ready"),
-            decode_claimed=time_ms("decode_claimed"),
-            first_token=time_ms("first_token"),
-            ended=time_ms("ended"),
-            transfer_us=int(fields.get("transfer_us", 0)),
-            transfer_bytes=int(fields.get("transfer_bytes", 0)),
-            transfer_descriptors=int(fields.get("transfer_descriptors", 0)),
-        ),
-        trace=TraceContext.unpack(fields["trace"].decode()) if "trace" in fields else None,
-    )
