@@ -1,11 +1,13 @@
-"""How large a worker's KV pool may be on a GPU that it shares."""
+"""How large a worker's KV pool may be: on a GPU, what others and its own work leave of it."""
 
 from typing import NamedTuple
 
 import torch
 
-from relay.settings import SettingsError
-from workers.models.config import ModelConfig
+from relay.settings import Settings, SettingsError
+from workers.models import Model, ModelConfig
+
+HOST_POOL_BYTES = 512 << 20
 
 # The CUDA context, FlashInfer's workspace, what cuBLAS keeps, the graphs of all batch sizes, scored prompts.
 _FIXED_BYTES = 2 << 30
@@ -25,6 +27,16 @@ class DeviceMemory(NamedTuple):
         return cls(total, free, torch.cuda.memory_reserved(device))
 
 
+def pool_bytes(settings: Settings, model: Model, max_rows: int) -> int:
+    """Of a worker whose steps decode `max_rows` requests at most. Raises SettingsError as `left_bytes`."""
+    if settings.kv_pool_mb:
+        return settings.kv_pool_mb << 20
+    if model.device.type == "cpu":
+        return HOST_POOL_BYTES
+    working = working_bytes(model.config, settings.chunk_tokens, max_rows)
+    return left_bytes(DeviceMemory.of(model.device), settings.gpu_memory_fraction, working)
+
+
 def working_bytes(config: ModelConfig, chunk_tokens: int, max_rows: int) -> int:
     """What steps need beside weights and KV, at 16 bits: a chunk's activations, and logits while sampled."""
     qkv = (config.heads + 2 * config.kv_heads) * config.head_dim
@@ -32,7 +44,7 @@ def working_bytes(config: ModelConfig, chunk_tokens: int, max_rows: int) -> int:
     return _FIXED_BYTES + 2 * chunk_tokens * per_token + 4 * max_rows * config.vocab_size * _WIDE_ROWS
 
 
-def pool_bytes(memory: DeviceMemory, fraction: float, working: int) -> int:
+def left_bytes(memory: DeviceMemory, fraction: float, working: int) -> int:
     """For a worker that takes `fraction` of the GPU in all, after its weights and `working` bytes.
 
     Other workers may be loading at the same moment, so its share counts from the total, and what is free only

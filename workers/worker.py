@@ -4,14 +4,13 @@ import logging
 import os
 import secrets
 import signal
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from kernels import AttentionBatch, load_kernels
+from kernels import load_kernels
 from relay import celery
 from relay.exposition import metrics_address, process_registry, serve
 from relay.geometry import Geometry
@@ -32,14 +31,14 @@ from workers.cores import usable_cores
 from workers.decode import DecodeLegs, UnifiedLegs
 from workers.device import choose_device
 from workers.doorbell import Doorbell, TaskHandle
-from workers.engine.batch_draw import Draw, draw_rows
 from workers.engine.config import EngineConfig
 from workers.engine.engine import Engine
 from workers.engine.kv_pool import KVPool
 from workers.engine.messages import Admitted, Computed, Event, Flush, Stop
 from workers.engine.sampler import Sampler
 from workers.legs import Desk, Legs
-from workers.memory_share import DeviceMemory, pool_bytes, working_bytes
+from workers.mail_thread import MailThread
+from workers.memory_share import pool_bytes
 from workers.meters import Meters, WorkerState
 from workers.models import Model, load_model
 from workers.output import OutputThread
@@ -49,15 +48,14 @@ from workers.senders import Senders
 from workers.transfer.backend import kv_manager
 from workers.transfer.base import KVManager, SendFailed, Sent, TransferEvent
 from workers.transfer.memory import KVMemory
+from workers.warm_up import warm_up
 
 log = logging.getLogger(__name__)
 
-HOST_POOL_BYTES = 512 << 20
 RDMA_DEVICES = Path("/sys/class/infiniband")
-_WARM_DRAW = Draw(temperature=1.0, top_k=2, top_p=0.5, min_p=0.1, u=0.5)
 JOIN_S = 5.0
 OUTPUT_S = 1.0  # a drain that went well has emitted everything
-MAIL_RETRY_S = 0.25
+REGISTER_RETRY_S = 0.25
 GROUP_BYTES = 4 << 20  # some 0.5 ms of a core to write, as much as each write costs beside
 SCORED_BYTES = {"cpu": 6 << 20, "cuda": 256 << 20}  # of float32 logits that a step keeps to score a prompt
 
@@ -68,7 +66,6 @@ class Worker:
     def __init__(self, settings: Settings | None = None) -> None:
         self._settings = settings or Settings.from_env()
         assert self._settings.role in ROLES
-        self._closing = threading.Event()
 
     # ---- pool.EngineHost
 
@@ -90,19 +87,15 @@ class Worker:
         grammars.warm_up()
         max_rows = 1 if settings.role == "prefill" else settings.max_running
         self._geometry = _geometry(settings, model, max_rows)
-        kv = _pool(settings, model, self._geometry)
+        shape = model.config.kv_shape(self._geometry.pages, settings.page_size)
+        kv = KVPool.allocate(shape, model.dtype, model.device)
         self._lock = self._life_lock(kv)
         self._incarnation = Incarnation.here(self._boot, self._lock.path if self._lock else "")
-        _warm_up(
-            model,
-            kv,
-            min(settings.chunk_tokens, settings.page_size * kv.pages),
-            max_rows,
-        )
+        warm_up(model, kv, min(settings.chunk_tokens, settings.page_size * kv.pages), max_rows)
         event(log, "loaded", seconds=time.monotonic() - started, kv_pages=kv.pages)
 
         self._rooms = self.make_rooms()
-        self._mailbox = self.make_mailbox(self._boot)
+        self._mail = MailThread(self.make_mailbox(self._boot), self._to_control, self._crash)
         self._ringer = Ringer(self._ring_bell)
         self._manager = self.make_manager(self._boot, _memory(self._geometry, kv))
         self._senders = Senders(self._manager, self._geometry.layers, self._geometry.page_size)
@@ -140,7 +133,6 @@ class Worker:
             self._crash,
             self._restart,
         )
-        self._mail_thread = threading.Thread(target=self._read_mail, name="mailbox", daemon=True)
         registry.register(self._state())
         serve(registry, settings)
         self._register()
@@ -148,7 +140,7 @@ class Worker:
         self._output.start()
         self._engine.start()
         self._control.start()
-        self._mail_thread.start()
+        self._mail.start()
         event(
             log, "ready", worker=name, boot=self._boot, role=settings.role, seconds=time.monotonic() - started
         )
@@ -189,9 +181,7 @@ class Worker:
         self._engine.submit(Stop())
         self._engine.join(JOIN_S)
         self._manager.stop()
-        self._closing.set()
-        self._mail_thread.join(JOIN_S)
-        self._mailbox.close()
+        self._mail.stop(JOIN_S)
         try:
             for ring in self._rooms.deregister(self._boot):
                 self._ringer.ring(ring)
@@ -255,21 +245,6 @@ class Worker:
     def _ring_bell(self, bell: Any) -> None:
         celery.ring(bell)
 
-    def _read_mail(self) -> None:
-        away = False
-        while not self._closing.is_set():
-            try:
-                for mail in self._mailbox.read():
-                    self._control.put(mail)
-                away = False
-            except AWAY as error:
-                if not away:
-                    event(log, "mailbox_away", logging.WARNING, error=error)
-                away = True
-                self._closing.wait(MAIL_RETRY_S)
-            except Exception as error:
-                self._crash(error)
-
     # ---- registration and ends
 
     def _life_lock(self, kv: KVPool) -> LifeLock | None:
@@ -309,7 +284,7 @@ class Worker:
                 return
             except AWAY as error:
                 event(log, "redis_away", logging.WARNING, error=error)
-                time.sleep(MAIL_RETRY_S)
+                time.sleep(REGISTER_RETRY_S)
 
     def _crash(self, error: BaseException) -> None:
         """A thread is gone and what it owned is in an unknown state: the process goes too, and the leases
@@ -336,45 +311,11 @@ def _geometry(settings: Settings, model: Model, max_rows: int) -> Geometry:
     )
     if settings.kv_pool_tokens:
         return geometry._replace(pages=-(-settings.kv_pool_tokens // settings.page_size))
-    size_bytes = _pool_bytes(settings, model, max_rows)
+    size_bytes = pool_bytes(settings, model, max_rows)
     return geometry._replace(pages=max(1, size_bytes // geometry.page_bytes))
-
-
-def _pool_bytes(settings: Settings, model: Model, max_rows: int) -> int:
-    if settings.kv_pool_mb:
-        return settings.kv_pool_mb << 20
-    if model.device.type == "cpu":
-        return HOST_POOL_BYTES
-    working = working_bytes(model.config, settings.chunk_tokens, max_rows)
-    return pool_bytes(DeviceMemory.of(model.device), settings.gpu_memory_fraction, working)
-
-
-def _pool(settings: Settings, model: Model, geometry: Geometry) -> KVPool:
-    shape = (geometry.layers, geometry.pages, 2, geometry.page_size, geometry.kv_heads, geometry.head_dim)
-    return KVPool.allocate(shape, model.dtype, model.device)
 
 
 def _memory(geometry: Geometry, kv: KVPool) -> KVMemory:
     if kv.tensor.is_cuda:
         return KVMemory(geometry, kv.address, "VRAM", kv.tensor.device.index)
     return KVMemory(geometry, kv.address)
-
-
-@torch.inference_mode()
-def _warm_up(model: Model, kv: KVPool, tokens: int, max_rows: int) -> None:
-    """The first pass and draw of each kind pay for memory, dispatch, CUDA graphs and whatever kernels are not
-    compiled; that must not fall into a lease.
-
-    A prompt of `tokens` tokens, then steps of decodes, of which there will be `max_rows` at most.
-    """
-    steps = [(1, tokens)] + [(rows, 1) for rows in model.kernels.warm_rows(max_rows)]
-    for done, (rows, query) in enumerate(steps, 1):
-        pages = range(-(-tokens // kv.page_size))
-        batch = AttentionBatch([query] * rows, [tokens] * rows, [pages] * rows, kv.page_size)
-        plan = model.kernels.plan(batch, model.device)
-        ids = torch.zeros(batch.tokens, dtype=torch.int64, device=model.device)
-        positions = torch.arange(tokens - query, tokens, device=model.device).repeat(rows)
-        last = torch.arange(query - 1, batch.tokens, query, device=model.device)
-        logits = model.forward(ids, positions, kv.tensor, plan, None, last)
-        draw_rows(model.kernels, logits, logits.amax(dim=-1), [_WARM_DRAW] * rows)
-        event(log, "warmed_up", rows=rows, query_tokens=query, step=done, of=len(steps))

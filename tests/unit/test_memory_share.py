@@ -7,7 +7,7 @@ import pytest
 
 from app.launch.gpus import gpu_env, visible_gpus
 from relay.settings import SettingsError
-from workers.memory_share import DeviceMemory, pool_bytes, working_bytes
+from workers.memory_share import DeviceMemory, left_bytes, working_bytes
 from workers.models.config import ModelConfig
 from workers.models.rope import RopeConfig
 
@@ -31,26 +31,26 @@ LLAMA_8B = ModelConfig(
 
 def test_a_pool_takes_what_the_share_leaves() -> None:
     memory = DeviceMemory(total=100 * GIB, free=80 * GIB, own=20 * GIB)
-    assert pool_bytes(memory, 0.5, working=5 * GIB) == 25 * GIB
+    assert left_bytes(memory, 0.5, working=5 * GIB) == 25 * GIB
 
 
 def test_two_workers_fit_whoever_comes_first() -> None:
     """The second finds less free than the first; both get the same, and together they stay below all."""
     total, weights, working = 141 * GIB, 16 * GIB, 4 * GIB
-    first = pool_bytes(DeviceMemory(total, total - 2 * weights, weights), 0.45, working)
-    second = pool_bytes(DeviceMemory(total, total - 2 * weights - first, weights), 0.45, working)
+    first = left_bytes(DeviceMemory(total, total - 2 * weights, weights), 0.45, working)
+    second = left_bytes(DeviceMemory(total, total - 2 * weights - first, weights), 0.45, working)
     assert first == second
     assert 2 * (weights + working + first) <= 0.9 * total
 
 
 def test_what_somebody_else_holds_is_left_to_him() -> None:
-    assert pool_bytes(DeviceMemory(100 * GIB, 12 * GIB, 20 * GIB), 0.9, working=2 * GIB) == 10 * GIB
+    assert left_bytes(DeviceMemory(100 * GIB, 12 * GIB, 20 * GIB), 0.9, working=2 * GIB) == 10 * GIB
 
 
 @pytest.mark.parametrize("memory", [(24, 6, 16), (24, 1, 2)])
 def test_no_room_for_a_pool_says_what_takes_it(memory: tuple[int, int, int]) -> None:
     with pytest.raises(SettingsError, match=r"GPU_MEMORY_FRACTION=0.45 of 24.0 GiB.*CHUNK_TOKENS"):
-        pool_bytes(DeviceMemory(*(size * GIB for size in memory)), 0.45, working=3 * GIB)
+        left_bytes(DeviceMemory(*(size * GIB for size in memory)), 0.45, working=3 * GIB)
 
 
 def test_steps_need_more_for_longer_chunks_and_more_rows() -> None:
