@@ -5,7 +5,6 @@ import math
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 
@@ -15,6 +14,7 @@ from relay.log import event
 from relay.stretches import Stretch
 from workers.engine.messages import Crashed
 from workers.transfer.base import Destination, Handshakes, SendFailed, Sent, TransferEvent
+from workers.transfer.connections import Connections
 from workers.transfer.memory import KVMemory
 from workers.transfer.metadata import ROW_BYTES, pack
 from workers.transfer.peer import Peer
@@ -29,7 +29,6 @@ SEND_POLL_S = 0.001
 RECEIVE_POLL_S = 0.004  # each look takes time from a decode step
 RECEIVE_FAR_POLL_S = 0.001
 GREETING_POLL_S = 0.004
-GREETING_S = 3.0  # both sides see each other within one renewal
 WAIT_POLL_S = 0.05  # compute wants the core, and tells when there is more
 STALL_S = 45.0  # after a cable was cut for ten seconds, TCP may need twenty-five
 STOP_S = 5.0
@@ -43,7 +42,6 @@ class TransferThread:
     ) -> None:
         assert memory.kind == "DRAM" or not digest, "the digest reads host memory: turn it off on a GPU"
         self.posts_until_s = math.inf
-        self.handshakes = Handshakes()  # replaced as a whole
         self._transport = transport
         self._memory = memory
         self._source_rows = source_rows
@@ -56,12 +54,12 @@ class TransferThread:
         self._on_event: Callable[[TransferEvent], None] = lambda _: None
         self._sends: dict[int, Send] = {}
         self._receiving: dict[int, float] = {}  # room -> how long to sleep between two looks
-        self._broken: set[str] = set()
-        self._to_greet: deque[Peer] = deque()
-        self._greeting_until_s = 0.0  # monotonic: somebody here or there may be connecting
-        self._connected: set[str] = set()
-        self._landed_s: dict[str, float] = {}  # boot -> when a write there last landed, monotonic
+        self._connections = Connections(transport)
         self._stopping = False
+
+    @property
+    def handshakes(self) -> Handshakes:
+        return self._connections.handshakes
 
     def start(self, on_event: Callable[[TransferEvent], None]) -> None:
         self._on_event = on_event
@@ -87,11 +85,11 @@ class TransferThread:
 
     def greet(self, peer: Peer) -> None:
         """Connect before there is something to send, once nothing else moves."""
-        self._commands.put(lambda: self._to_greet.append(peer))
+        self._commands.put(partial(self._connections.ask_to_greet, peer))
 
     def be_greeted(self) -> None:
         """A peer is about to connect, which takes a few looks of this side."""
-        self._commands.put(self._look_for_a_while)
+        self._commands.put(self._connections.look_for_a_while)
 
     def forget(self, boot: str) -> None:
         self._commands.put(partial(self._forget, boot, f"decode worker {boot} is gone"))
@@ -132,7 +130,7 @@ class TransferThread:
         if any(send.moves for send in self._sends.values()):
             return SEND_POLL_S
         looks = list(self._receiving.values())
-        if time.monotonic() < self._greeting_until_s:
+        if self._connections.greeting:
             looks.append(GREETING_POLL_S)
         if looks:
             return min(looks)
@@ -172,7 +170,7 @@ class TransferThread:
         if not send.flights or send.state.error is not None:
             return
         assert send.peer is not None
-        last_s = max(send.flights[0].posted_s, self._landed_s.get(send.peer, 0.0))
+        last_s = max(send.flights[0].posted_s, self._connections.last_landed_s(send.peer))
         if time.monotonic() - last_s > STALL_S:
             self._fail(send, PeerLost(f"no write to decode worker {send.peer} has landed for {STALL_S:g} s"))
 
@@ -224,7 +222,7 @@ class TransferThread:
     def _land(self, send: Send, flight: Flight) -> None:
         now = time.monotonic()
         assert send.peer is not None
-        self._landed_s[send.peer] = now
+        self._connections.landed(send.peer, now)
         send.flights.remove(flight)
         send.state.done(flight.post, now)
         send.sends.add(self._stretch(flight, now))
@@ -244,7 +242,7 @@ class TransferThread:
     def _fail(self, send: Send, error: TransportError) -> None:
         send.state.fail(str(error))
         if isinstance(error, PeerLost) and send.peer is not None:
-            self._broken.add(send.peer)
+            self._connections.lose(send.peer)
 
     def _let_go(self, flight: Flight) -> None:
         self._transport.release(flight.handle)
@@ -279,20 +277,9 @@ class TransferThread:
         send.state.bootstrap(destination, peer.pages, peer.rows)
         if send.peer is None or send.state.error is not None:
             return
-        if peer.boot in self._broken:
+        if self._connections.broken(peer.boot):
             self._forget(peer.boot, f"connected anew to decode worker {peer.boot}", keep=send)
-        if peer.boot not in self._connected:
-            self._connect(peer)
-
-    def _connect(self, peer: Peer) -> None:
-        ok, failed = self.handshakes
-        try:
-            self._transport.connect(peer)
-        except TransportError:
-            self.handshakes = Handshakes(ok, failed + 1)
-            raise
-        self.handshakes = Handshakes(ok + 1, failed)
-        self._connected.add(peer.boot)
+        self._connections.make(peer)
 
     def _act(self, room: int, action: Callable[[Send], None]) -> None:
         send = self._sends.get(room)
@@ -307,35 +294,26 @@ class TransferThread:
     def _forget(self, boot: str, error: str, keep: Send | None = None) -> None:
         """Drop the connection to a peer; its rooms (but `keep`) fail, and what they have in flight stays
         unproven."""
-        self._broken.discard(boot)
-        self._connected.discard(boot)
-        self._to_greet = deque(peer for peer in self._to_greet if peer.boot != boot)
-        self._landed_s.pop(boot, None)
         for send in [send for send in self._sends.values() if send.peer == boot and send is not keep]:
             send.state.fail(error)
             send.peer_gone = True
             self._drop_flights(send)
             self._tell(send)
-        self._transport.forget(boot)
+        self._connections.forget(boot)
 
     def _greet_next(self) -> bool:
         """A connection takes some 20 ms of this thread: one at a time, and not while writes are in flight."""
-        if not self._to_greet or any(send.moves for send in self._sends.values()):
+        if any(send.moves for send in self._sends.values()):
             return False
-        peer = self._to_greet.popleft()
-        if peer.boot in self._connected:
-            return True
+        peer = self._connections.next_to_greet()
+        if peer is None:
+            return False
         try:
-            self._connect(peer)
-            self._transport.greet(peer.boot)
-        except TransportError as error:  # the first room tries again
+            self._connections.greet(peer)
+        except TransportError as error:
             event(log, "not_greeted", logging.WARNING, peer=peer.boot, error=error)
             self._forget(peer.boot, f"decode worker {peer.boot} could not be greeted")
-        self._look_for_a_while()
         return True
-
-    def _look_for_a_while(self) -> None:
-        self._greeting_until_s = time.monotonic() + GREETING_S
 
     def _set_stopping(self) -> None:
         self._stopping = True
