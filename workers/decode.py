@@ -6,11 +6,9 @@ another sample of a prompt whose KV is here: it finds all but the last page of i
 
 import logging
 import secrets
-import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
 
 from relay.answers import Forked, Kept, Moved, RoomState
 from relay.log import event as log_event
@@ -26,17 +24,17 @@ from workers.engine.messages import (
     Prebuilt,
     Prefill,
     Prefilled,
-    Proven,
     Refused,
     Reserve,
     Reserved,
     Retracted,
 )
 from workers.engine.policy import fork_tokens
-from workers.legs import Desk, Legs, ignore, is_calm, work_of
+from workers.legs import Desk, Legs, is_calm, work_of
 from workers.meters import Meters
 from workers.output import Close, Closed, Finished, Lost, Open, Outcome, OutputThread
-from workers.quarantine import Quarantine, Suspect, Unproven
+from workers.proofs import Proofs
+from workers.quarantine import Unproven
 from workers.transfer.base import KVReceiver, RowsExhausted, Seal, seal_nonce
 
 log = logging.getLogger(__name__)
@@ -71,9 +69,8 @@ class DecodeLegs(Legs):
     def __init__(self, desk: Desk, output: OutputThread, meters: Meters) -> None:
         self._desk = desk
         self._output = output
-        self._meters = meters
+        self._proofs = Proofs(desk, meters)
         self._legs: dict[str, DecodeLeg] = {}
-        self.quarantine = Quarantine()
 
     # ---- the way of a leg that goes well
 
@@ -144,7 +141,7 @@ class DecodeLegs(Legs):
                 if leg is not None:
                     self._lose(leg, mail.why)
             case Settled():
-                self._prove(mail.room)
+                self._proofs.settled(mail.room)
             case _:
                 raise AssertionError(f"not a mail for a decode worker: {mail}")
 
@@ -278,7 +275,7 @@ class DecodeLegs(Legs):
             leg.receiver.release(quarantine=written)
         if written:
             assert leg.writer is not None
-            self.quarantine.add(Suspect(leg.claimed.room, leg.writer, len(leg.pages), time.monotonic()))
+            self._proofs.need(leg.claimed.room, leg.writer, len(leg.pages))
         self._desk.tell(Drop(leg.key, quarantine=leg.claimed.room if written else None))
         if leg.phase in {Phase.RUNNING, Phase.CLOSING}:
             self._output.put(Close(leg.key))
@@ -290,40 +287,21 @@ class DecodeLegs(Legs):
             elif leg.phase is not Phase.CLOSING:
                 self._give_back(leg, Why.DRAIN)
 
-    # ---- quarantine
-
-    def _prove(self, room: int) -> None:
-        suspect = self.quarantine.prove(room)
-        if suspect is None:
-            return
-        self._desk.tell(Proven(room))
-        self._desk.manager.proven(room)
-        waited_s = time.monotonic() - suspect.since
-        self._meters.proven(waited_s)
-        log_event(log, "quarantine_proven", room=room, waited_s=waited_s)
+    # ---- what others ask
 
     def tick(self, now: float) -> None:
-        for suspect in self.quarantine.to_ask(now):
-            if suspect.writer.proven_dead():
-                if self.quarantine.saw_dead(suspect.room):
-                    self._desk.manager.forget_peer(suspect.writer.boot)
-                    self._prove(suspect.room)
-            elif not self._desk.away:  # else the questions of a long outage would pile up
-                ask = partial(self._desk.rooms.ask, suspect.writer.boot, suspect.room, self._desk.boot)
-                self._desk.call(ask, ignore)
+        self._proofs.ask(now)
 
     def pinned_pages(self) -> int:
         return sum(len(leg.pages) for leg in self._legs.values() if leg.phase is Phase.PUBLISHED)
 
     def unproven(self) -> Collection[Unproven]:
-        return self.quarantine.unproven
+        return self._proofs.unproven
 
     def full(self) -> bool:
         """Every metadata row is taken, or would be."""
         receiving = sum(leg.phase in {Phase.RESERVING, Phase.PUBLISHED} for leg in self._legs.values())
-        return receiving + len(self.quarantine) >= self._desk.settings.max_running
-
-    # ---- what others ask
+        return receiving + len(self._proofs) >= self._desk.settings.max_running
 
     def on_peer(self, peer: WorkerCard) -> None:
         if self.takes is Leg.DECODE and peer.role == "prefill":
