@@ -333,8 +333,8 @@ def test_the_thread_computes_until_it_is_stopped() -> None:
 @pytest.mark.parametrize(
     "leak",
     [
-        lambda scheduler: scheduler._pool.allocate(1),  # by nobody
-        lambda scheduler: scheduler._cache.insert([b"a page that is free"], [0]),
+        lambda scheduler: scheduler._kv.pool.allocate(1),  # by nobody
+        lambda scheduler: scheduler._kv._prefixes.insert([b"a page that is free"], [0]),
     ],
     ids=["pool", "cache"],
 )

@@ -1,9 +1,8 @@
-"""Composes pages, prefix cache and policy: which rows make the next step, and who owns which page."""
+"""Which rows make the next step: sequences on their way through the engine, by its policy."""
 
 import logging
 from bisect import insort
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from collections.abc import Sequence as Rows
 
 from relay import log
@@ -12,6 +11,7 @@ from relay.stretches import Stretch
 from workers.engine import policy
 from workers.engine.batch import Row
 from workers.engine.config import EngineConfig
+from workers.engine.kv_cache import KVCache
 from workers.engine.messages import (
     Admitted,
     Chunked,
@@ -33,8 +33,6 @@ from workers.engine.messages import (
     Sampled,
     Wake,
 )
-from workers.engine.pages import PagePool
-from workers.engine.prefix import PrefixCache
 from workers.engine.sampler import Unsampleable
 from workers.engine.sequence import Sequence
 
@@ -54,7 +52,7 @@ def _any_solo(sequences: Iterable[Sequence]) -> bool:
 
 
 class Scheduler:
-    """Owns every sequence and page of the engine, which takes `events` and `produced` after each step.
+    """Owns every sequence of the engine, which takes `events` and `produced` after each step.
 
     A leg is in one of three places: waiting (no pages), receiving (pages that a peer writes), or active.
     """
@@ -77,12 +75,9 @@ class Scheduler:
         self._eos_ids = frozenset(eos_ids)
         self._limit_tokens = min(config.context_tokens, self.capacity_tokens)
         self._ready = ready
-        self._pool = PagePool(total_pages)
-        self._cache = PrefixCache(self._pool, page_size, salt)
+        self._kv = KVCache(total_pages, page_size, salt)
         self._waiting: list[Sequence] = []  # by arrival
-        self._receiving: dict[str, list[int]] = {}  # key -> reserved pages
         self._active: dict[str, Sequence] = {}
-        self._leaving: list[Sequence] = []  # over, but a step that was launched still writes to their pages
         self._admitted = 0
         self._tokens_per_s = 0.0  # of prompts, at best; 0: not known yet
 
@@ -99,9 +94,9 @@ class Scheduler:
             case Drop():
                 self._drop(command)
             case Proven():
-                self._pool.prove(command.room)
+                self._kv.prove(command.room)
             case Flush():
-                self._cache.clear()
+                self._kv.clear()
 
     def _enqueue(self, prefill: Prefill) -> None:
         self._admitted += 1
@@ -109,9 +104,7 @@ class Scheduler:
         if sequence.tokens > self._limit_tokens:
             self._fail(sequence.key, sequence.tokens)
             return
-        sequence.digests = self._cache.chain(
-            (), sequence.token_ids(0, sequence.tokens), prefill.work.params.cache_salt
-        )
+        self._kv.know(sequence, sequence.tokens)
         insort(self._waiting, sequence, key=_arrival_ms)
 
     def _reserve(self, reserve: Reserve) -> None:
@@ -119,34 +112,22 @@ class Scheduler:
         if reserve.tokens > self._limit_tokens:
             self._fail(reserve.key, reserve.tokens)
             return
-        pages = self._acquire([], reserve.tokens)
-        if pages is None:
-            self.events.append(Refused(reserve.key))
-            return
-        self._receiving[reserve.key] = pages
-        self.events.append(Reserved(reserve.key, tuple(pages)))
+        pages = self._kv.reserve(reserve.key, reserve.tokens, self._reserve_pages())
+        told = Refused(reserve.key) if pages is None else Reserved(reserve.key, tuple(pages))
+        self.events.append(told)
 
     def _join(self, prebuilt: Prebuilt) -> None:
-        pages = self._receiving.pop(prebuilt.work.key, None)
-        if pages is None:
-            return  # dropped in the meantime
         work = prebuilt.work
-        sequence = Sequence(work, relay=False, output_ids=list(work.emitted), pages=pages)
-        assert policy.pages_for(sequence.tokens, self._page_size) == len(pages), "reserved for other tokens"
-        sequence.computed_tokens = sequence.launched_tokens = sequence.tokens
-        self._active[work.key] = sequence
-        self._share_computed(sequence)
-        self._continue(sequence, prebuilt.first)
+        sequence = Sequence(work, relay=False, output_ids=list(work.emitted))
+        if self._kv.join(sequence):
+            self._active[work.key] = sequence
+            self._continue(sequence, prebuilt.first)
 
     def _drop(self, drop: Drop) -> None:
         self.produced = [produced for produced in self.produced if produced.key != drop.key]
-        if drop.key in self._receiving:
-            pages = self._receiving.pop(drop.key)
-            if drop.quarantine is None:
-                self._cache.release(pages)
-            else:
-                self._pool.quarantine(drop.quarantine, pages)
-        elif drop.key in self._active:
+        if self._kv.drop_reserved(drop.key, drop.quarantine):
+            return
+        if drop.key in self._active:
             # A peer writes only to receiving pages, so there is nothing to put aside.
             self._release(self._active[drop.key])
         else:
@@ -198,10 +179,10 @@ class Scheduler:
             sequence, choice = row.sequence, next(choices) if row.samples else None
             sequence.computed_tokens = row.context_tokens
             if self._active.get(sequence.key) is not sequence:
-                self._leave(sequence)  # it ended meanwhile, and this was computed in vain
+                self._kv.leave(sequence)  # it ended meanwhile, and this was computed in vain
                 continue
             if not row.decodes:
-                self._share_computed(sequence)
+                self._kv.share(sequence)
                 chunk = Stretch(started, ended, row.query_tokens)
                 sequence.chunks.add(chunk)
                 if sequence.relay and not row.samples:
@@ -254,12 +235,12 @@ class Scheduler:
 
     def _flying(self) -> list[Sequence]:
         """What steps that were launched compute."""
-        return [*(sequence for sequence in self._active.values() if sequence.flying), *self._leaving]
+        return [*(sequence for sequence in self._active.values() if sequence.flying), *self._kv.leaving]
 
     def _short_of_pages(self, candidates: Rows[Sequence]) -> bool:
         """Whether one would have to be retracted, which only those may be whose every token was told."""
-        needed = (self._missing_pages(sequence) for sequence in candidates if sequence.decoding)
-        return sum(needed) > self._cache.available_pages
+        needed = (self._kv.missing_pages(sequence) for sequence in candidates if sequence.decoding)
+        return sum(needed) > self._kv.available_pages
 
     def _rows(self, group: Rows[Sequence]) -> list[Row]:
         decodes = [Row.next(sequence, 1) for sequence in group if sequence.decoding and self._grow(sequence)]
@@ -278,7 +259,7 @@ class Scheduler:
             Row.next(sequence, chunk) for sequence, chunk in zip(prefills, taken, strict=True) if chunk
         ]
 
-    # ---- pages
+    # ---- who comes in, and who has to go
 
     def _note_pace(self, rows: Rows[Row], seconds: float) -> None:
         """Small steps are slow for their tokens, and tell nothing of large ones."""
@@ -290,39 +271,24 @@ class Scheduler:
         pending = sum(sequence.pending_tokens for sequence in self._unsettled() if not sequence.decoding)
         while self._waiting and policy.wants_prefill(pending, self._config.chunk_tokens):
             sequence = self._waiting[0]
-            # At least one token is computed: its logits choose the next. What is cached has none, for scores.
-            most_pages = 0 if sequence.scored else (sequence.tokens - 1) // self._page_size
-            matched = self._cache.match(sequence.digests[:most_pages])
+            found = self._kv.find(sequence)
             left_s = sequence.work.deadline - now
-            if policy.too_late(left_s, sequence.tokens - len(matched) * self._page_size, self._tokens_per_s):
+            if policy.too_late(left_s, sequence.tokens - len(found) * self._page_size, self._tokens_per_s):
                 del self._waiting[0]
                 self.events.append(Failed(sequence.key, _TOO_LATE, "timeout"))
                 continue
-            pages = self._acquire(matched, sequence.tokens)
-            if pages is None:
-                return
+            if not self._kv.admit(sequence, found, self._reserve_pages()):
+                return  # it would take what others need soon
             del self._waiting[0]
-            sequence.pages = pages
-            sequence.cached_tokens = len(matched) * self._page_size
-            sequence.computed_tokens = sequence.launched_tokens = sequence.cached_tokens
             self._active[sequence.key] = sequence
-            self.events.append(Admitted(sequence.key, tuple(pages), sequence.computed_tokens))
+            self.events.append(Admitted(sequence.key, tuple(sequence.pages), sequence.cached_tokens))
             pending += sequence.pending_tokens
-
-    def _acquire(self, matched: list[int], tokens: int) -> list[int] | None:
-        """Pages for `tokens` tokens, the `matched` first. None if that would take what others need soon."""
-        count = policy.pages_for(tokens, self._page_size) - len(matched)
-        return self._cache.acquire(matched, count, spare=self._reserve_pages())
 
     def _grow(self, sequence: Sequence) -> bool:
         """Make room for a token, at the cost of younger ones. False: it lost its own pages, or waits."""
         if sequence.key not in self._active:
             return False
-        while self._missing_pages(sequence) > 0:
-            pages = self._cache.acquire([], 1)
-            if pages is not None:
-                sequence.pages += pages
-                break
+        while self._kv.missing_pages(sequence) and not self._kv.extend(sequence):
             growing = self._growing()
             youngest = policy.victim([other.work.arrival_ms for other in growing])
             if youngest is None:
@@ -331,11 +297,6 @@ class Scheduler:
             if growing[youngest] is sequence:
                 return False
         return True
-
-    def _missing_pages(self, sequence: Sequence) -> int:
-        """That its next token needs."""
-        tokens = sequence.tokens + sequence.unread_tokens
-        return max(0, policy.pages_for(tokens, self._page_size) - len(sequence.pages))
 
     def _growing(self) -> list[Sequence]:
         return [sequence for sequence in self._active.values() if not sequence.relay and not sequence.settled]
@@ -349,7 +310,7 @@ class Scheduler:
             )
             for sequence in self._growing()
         )
-        return running + len(self._receiving) * policy.pages_for(reserve, page_size)
+        return running + self._kv.receiving * policy.pages_for(reserve, page_size)
 
     def _growth_limit(self, sequence: Sequence) -> int:
         """No KV is ever stored beyond this many tokens."""
@@ -361,55 +322,30 @@ class Scheduler:
         self.events.append(Retracted(sequence.key))
 
     def _release(self, sequence: Sequence) -> None:
-        """The one way out for an active sequence: its whole computed pages stay cached."""
+        """The one way out for an active sequence."""
         del self._active[sequence.key]
-        if sequence.failed:
-            self._cache.forget(sequence.pages)
-        else:
-            self._share_computed(sequence)
-        self._leaving.append(sequence)
-        self._leave(sequence)
-
-    def _leave(self, sequence: Sequence) -> None:
-        """Give the pages back once no launched step writes to them: a peer's write would not wait for it."""
-        if not sequence.flying:
-            self._leaving.remove(sequence)
-            self._cache.release(sequence.pages)
-
-    def _share_computed(self, sequence: Sequence) -> None:
-        """Put the whole pages that are computed into the prefix cache."""
-        whole, known = sequence.computed_tokens // self._page_size, len(sequence.digests)
-        if whole > known:
-            tokens = sequence.token_ids(known * self._page_size, whole * self._page_size)
-            whose = sequence.work.params.cache_salt
-            sequence.digests += self._cache.chain(sequence.digests, tokens, whose)
-        self._cache.insert(sequence.digests[:whole], sequence.pages[:whole])
+        self._kv.release(sequence)
 
     # ---- what others may know
 
     def headroom(self) -> Headroom:
+        pool = self._kv.pool
         waiting_pages = sum(policy.pages_for(sequence.tokens, self._page_size) for sequence in self._waiting)
         return Headroom(
             free_tokens=policy.free_tokens(
-                self._cache.available_pages, self._reserve_pages(), waiting_pages, self._page_size
+                self._kv.available_pages, self._reserve_pages(), waiting_pages, self._page_size
             ),
             capacity_tokens=self.capacity_tokens,
             running=len(self._unsettled()),
             waiting=len(self._waiting),
-            free_pages=self._pool.free_pages,
-            cached_pages=self._pool.cached_pages,
-            held_pages=self._pool.held_pages,
-            quarantined_pages=self._pool.quarantined_pages,
-            total_pages=self._pool.total_pages,
+            free_pages=pool.free_pages,
+            cached_pages=pool.cached_pages,
+            held_pages=pool.held_pages,
+            quarantined_pages=pool.quarantined_pages,
+            total_pages=pool.total_pages,
             admitted=self._admitted,
         )
 
     def check(self) -> None:
-        """Raise IntegrityError unless each page is in one state and each reference has its owner."""
-        self._cache.check(Counter(self._held()))
-
-    def _held(self) -> Iterator[int]:
-        for sequence in (*self._active.values(), *self._leaving):
-            yield from sequence.pages
-        for pages in self._receiving.values():
-            yield from pages
+        """See KVCache."""
+        self._kv.check(self._active.values())
