@@ -14,10 +14,10 @@ from relay.rooms import Rooms
 from relay.settings import Settings
 from relay.stamps import Stamps
 from relay.worker_card import Load, WorkerCard
+from tests.decode_rig import PAGES, Output
 from tests.desk import Manager, ScriptedRooms, Task, card, claimed
 from tests.meters import meters
 from tests.processes import until
-from tests.unit.test_decode_legs import PAGES, Output
 from workers import drain, leases
 from workers.control import Abort, Control, Order
 from workers.decode import DecodeLegs
