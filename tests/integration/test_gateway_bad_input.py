@@ -333,12 +333,12 @@ def test_wrong_paths_and_methods(app: Flask, method: str, path: str, status: int
 
 
 def test_a_body_too_deep_for_who_goes_through_it_later(app: Flask) -> None:
-    """It is read, and what writes the same JSON again has a few calls less to go down."""
+    """It is read, and who makes a grammar of the same schema writes it a few calls further down."""
     client = app.test_client()
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"here": 1}}}
+    asked = {"messages": ASK, "max_tokens": 8, "truncate_prompt_tokens": 8}
+    body = json.dumps(asked | {"tools": [tool], "tool_choice": "required"})
     for depth in range(700, 1000):
-        tool = {"type": "function", "function": {"name": "f", "parameters": {"here": 1}}}
-        body = json.dumps({"messages": ASK, "max_tokens": 9_000, "tools": [tool]})
-        schema = '{"a":' * depth + "1" + "}" * depth
-        body = body.replace('{"here": 1}', schema)
-        response = client.post(CHAT, data=body, content_type="application/json")
+        deep = body.replace('{"here": 1}', '{"a":' * depth + "1" + "}" * depth)
+        response = client.post(CHAT, data=deep, content_type="application/json")
         assert response.status_code == 400, (depth, response.get_data(as_text=True))
