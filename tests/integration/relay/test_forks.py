@@ -25,8 +25,12 @@ SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": 1234, "ignore_eos": True}
 
 
 def engine(relay: Relay, role: str) -> dict[str, Any]:
-    pools = [answer["pool"] for answer in relay.inspect("stats").values()]
-    (found,) = [pool for pool in pools if pool["role"] == role]
+    """A worker is registered a moment before Celery hears what is asked of it."""
+
+    def answered() -> dict[str, Any] | None:
+        return next((pool for pool in relay.engines() if pool["role"] == role), None)
+
+    found: dict[str, Any] = until(answered, f"the {role} worker answers")
     return found
 
 
