@@ -16,7 +16,7 @@ NAMES = (
     "accuracy",
     "overhead",
     "cost",
-    "scraped",
+    "observed",
     "latency",
     "serving",
     "interference",
@@ -24,7 +24,6 @@ NAMES = (
     "load",
     "traffic",
     "gateway",
-    "traced",
     "batch",
 )
 
