@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,4 +63,8 @@ def model() -> str:
 def rooms(server: RedisServer, model: str) -> Iterator[Rooms]:
     client = Rooms(server.url, model)
     yield client
+    redis: Any = client.redis
+    # Who scans looks at the keys of all tests: those of a thousand would cost more than the test.
+    if keys := list(redis.scan_iter(f"{client.root}:*", count=10_000)):
+        redis.unlink(*keys)
     client.close()

@@ -1,6 +1,8 @@
 """One request on its way through the state tables, and what the keys must obey on that way."""
 
 import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +19,7 @@ from tests.servers import RedisServer
 
 LONG_MS = 600_000
 ROOMY = 1_000  # tokens
+SCANNED = 10_000  # keys that one step of a scan looks at: those of other tests are there too
 LOAD = Load(4, ROOMY, 0, 0, 10, 0, 0, 0)
 PREFILLED = Prefilled(Stamps(2, chunks=(Stretch(1.7e12, 1.7e12 + 15.0, 3),)))
 TRANSFER = Transfer(us=300, bytes=4096, descriptors=2)
@@ -199,52 +202,62 @@ def check_integrity(rooms: Rooms) -> None:
     )
     ended = {member.split("/")[0] for member in ended}
     leases = {m.decode() for m in redis.zrange(f"{root}:lease", 0, -1)}
+    names = _names(rooms)
     owned: dict[str, tuple[str, str]] = {}
-    for index in redis.scan_iter(f"{root}:legs:*"):
-        boot = index.decode().split(":legs:")[1]
-        for claim_nonce, member in redis.hgetall(index).items():
+    for boot in names["legs"]:
+        for claim_nonce, member in redis.hgetall(f"{root}:legs:{boot}").items():
             assert member.decode() not in owned
             owned[member.decode()] = (boot, claim_nonce.decode())
     assert owned.keys() == leases
     retracted = {
-        (index.decode().split(":retracted:")[1], i.decode())
-        for index in redis.scan_iter(f"{root}:retracted:*")
-        for i in redis.smembers(index)
+        (boot, i.decode()) for boot in names["retracted"] for i in redis.smembers(f"{root}:retracted:{boot}")
     }
 
     forks = [
-        (index.decode().split(":forks:")[1], i.decode())
-        for index in redis.scan_iter(f"{root}:forks:*")
-        for i in redis.lrange(index, 0, -1)
+        (leader, i.decode())
+        for leader in names["forks"]
+        for i in redis.lrange(f"{root}:forks:{leader}", 0, -1)
     ]
     assert len(set(forks)) == len(forks)
 
-    ids = {i.decode() for i in redis.zrange(f"{root}:requests", 0, -1)}
-    assert prefill | decode | deadline | ended <= ids
+    ids = [i.decode() for i in redis.zrange(f"{root}:requests", 0, -1)]
+    assert prefill | decode | deadline | ended <= set(ids)
     by_owner = {
-        request_id.decode(): index.decode().split(":owned:")[1]
-        for index in redis.scan_iter(f"{root}:owned:*")
-        for request_id in redis.zrange(index, 0, -1)
+        request_id.decode(): owner
+        for owner in names["owned"]
+        for request_id in redis.zrange(f"{root}:owned:{owner}", 0, -1)
     }
-    assert by_owner.keys() == ids
+    assert by_owner.keys() == set(ids)
+    records = {
+        request_id: {name.decode(): value.decode() for name, value in fields.items()}
+        for request_id, fields in zip(ids, _each(redis, ids, lambda ask, i: ask.hgetall(f"{root}:req:{i}")))
+    }
+    room_names = [f"{root}:room:{record.get('room', '')}" for record in records.values()]
+    found = zip(
+        records.items(),
+        _each(redis, ids, lambda ask, i: ask.xrange(f"{root}:tok:{i}:0")),
+        _each(redis, ids, lambda ask, i: ask.exists(f"{root}:prompt:{i}")),
+        _each(redis, ids, lambda ask, i: ask.pttl(f"{root}:req:{i}")),
+        _each(redis, ids, lambda ask, i: ask.pttl(f"{root}:tok:{i}:0")),
+        _each(redis, room_names, lambda ask, room: ask.hget(room, "state")),
+        _each(redis, room_names, lambda ask, room: ask.pttl(room)),
+        strict=True,
+    )
     open_bytes = 0
-    for request_id in ids:
-        record = {k.decode(): v.decode() for k, v in redis.hgetall(f"{root}:req:{request_id}").items()}
+    for (request_id, record), stream, has_prompt, ttl_ms, stream_ttl_ms, room, room_ttl_ms in found:
         state = State(record["state"])
         assert by_owner[request_id] == record["owner"]
         legs = {leg for leg in ("prefill", "decode") if f"{request_id}/{leg}" in leases}
         for leg in legs:
             assert owned[f"{request_id}/{leg}"] == (record[f"{leg[0]}_boot"], record[f"{leg[0]}_nonce"])
-        room = redis.hget(f"{root}:room:{record['room']}", "state") if "room" in record else None
-        room_ttl_ms = redis.pttl(f"{root}:room:{record['room']}") if "room" in record else 0
         waits = {name for name, queue in (("prefill", prefill), ("decode", decode)) if request_id in queue}
 
-        _check_stream(redis.xrange(f"{root}:tok:{request_id}:0"), int(record["tokens"]), state)
+        _check_stream(stream, int(record["tokens"]), state)
         assert (request_id in deadline) == (not state.terminal), record
         assert (request_id in ended) == state.terminal
-        assert redis.exists(f"{root}:prompt:{request_id}") == (not state.terminal)
-        assert (redis.pttl(f"{root}:req:{request_id}") > 0) == state.terminal
-        assert (redis.pttl(f"{root}:tok:{request_id}:0") > 0) == state.terminal
+        assert has_prompt == (not state.terminal)
+        assert (ttl_ms > 0) == state.terminal
+        assert (stream_ttl_ms > 0) == state.terminal
         assert ("retracted_by" in record) == any(i == request_id for _, i in retracted)
         if "retracted_by" in record:
             assert (record["retracted_by"], request_id) in retracted
@@ -252,8 +265,7 @@ def check_integrity(rooms: Rooms) -> None:
         assert ("leader" in record) == any(i == request_id for _, i in forks)
         if "leader" in record:
             assert (record["leader"], request_id) in forks
-            leader = redis.hget(f"{root}:req:{record['leader']}", "state").decode()
-            assert not State(leader).terminal, "a fork is left behind"
+            assert not State(records[record["leader"]]["state"]).terminal, "a fork is left behind"
             assert state is State.QUEUED
 
         if state.terminal:
@@ -276,6 +288,25 @@ def check_integrity(rooms: Rooms) -> None:
             assert room == b"sealed" if "room" in record else state is State.DECODE
     assert int(redis.hget(f"{root}:totals", "open_bytes") or 0) == open_bytes
     assert not redis.exists(f"{root}:room"), "a request without a room wrote to one"
+
+
+def _names(rooms: Rooms) -> dict[str, set[str]]:
+    """What the last part of a key names, by the part before it: of owners, leaders and requests."""
+    redis: Any = rooms.redis
+    names: dict[str, set[str]] = defaultdict(set)
+    for key in redis.scan_iter(f"{rooms.root}:*", count=SCANNED):
+        kind, _, name = key.decode().removeprefix(f"{rooms.root}:").partition(":")
+        names[kind].add(name)
+    return names
+
+
+def _each(redis: Any, names: Iterable[str], ask: Callable[[Any, str], object]) -> list[Any]:
+    """What the server answers about each, asked in one go."""
+    pipeline = redis.pipeline(transaction=False)
+    for name in names:
+        ask(pipeline, name)
+    answers: list[Any] = pipeline.execute()
+    return answers
 
 
 def _check_stream(entries: list[tuple[bytes, Any]], count: int, state: State) -> None:
