@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from app.launch.supervisor import die_with_parent
+from tests.gateway_rig import START_S
 from tests.processes import until
 
 ROOT = Path(__file__).parents[1]
@@ -33,7 +34,7 @@ class ProcessorProcess:
                 stderr=subprocess.STDOUT,
                 preexec_fn=lambda: die_with_parent(parent),
             )
-        until(self._ready, f"a processor starts: {self._log}")
+        until(self._ready, f"a processor starts: {self._log}", START_S)
         return self
 
     def _ready(self) -> bool:

