@@ -190,8 +190,8 @@ class Settings:
     )
     kv_digest: bool = _switch(False, "compare a digest of every KV page on both sides (for tests)")
 
-    lease_ms: int = _whole(
-        3_000, 500, 60_000, "how long a silent worker keeps its legs, and a batch processor its batches"
+    lease_ms: int = _whole(  # a worker renews each second: a shorter one would end between two renewals
+        3_000, 2_000, 60_000, "how long a silent worker keeps its legs, and a batch processor its batches"
     )
     suspect_after: int = _whole(3, 1, 100, "crashes after which a request runs alone in its batch")
     grace_s: int = _whole(30, 0, 3_600, "how long a stopping process may finish what runs")

@@ -37,7 +37,7 @@ def tiny(folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def relay(valkey: RedisServer, folder: Path, tiny: str) -> Iterator[Relay]:
-    relay = Relay(valkey, folder, MODEL, MODEL=tiny, LEASE_MS="1000")
+    relay = Relay(valkey, folder, MODEL, MODEL=tiny)
     relay.start("prefill", "decode")
     relay.ready()
     yield relay

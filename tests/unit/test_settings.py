@@ -32,7 +32,7 @@ def test_the_broker_is_redis_unless_set() -> None:
     [
         ("PORT", "http", "whole number, 1 to 65535"),
         ("PORT", "0", "whole number, 1 to 65535"),
-        ("LEASE_MS", "3.5", "whole number, 500 to 60000"),
+        ("LEASE_MS", "3.5", "whole number, 2000 to 60000"),
         ("QUARANTINE_SHARE", "nan", "number, 0.01 to 1"),
         ("QUARANTINE_SHARE", "2", "number, 0.01 to 1"),
         ("DTYPE", "fp8", "float32, bfloat16, float16"),
