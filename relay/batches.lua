@@ -76,11 +76,30 @@ local function find(keys, args)
   return whole(enter(keys), args[1])
 end
 
--- owner -> the batches, newest first; empty ones among them if they have expired
+-- owner, id or nothing, count -> so many batches behind the one with that id, newest first, or nil: there is no such one.
+-- Those that are met and have expired leave the list, so each of them costs a read once.
 local function list(keys, args)
   local c = enter(keys)
+  local batches, count, place = key(c, 'batches', args[1]), tonumber(args[3]), 0
+  if args[2] ~= '' then
+    local before = redis.call('ZREVRANK', batches, args[2])
+    if not before then return nil end
+    place = before + 1
+  end
   local found = {}
-  for i, id in ipairs(redis.call('ZREVRANGE', key(c, 'batches', args[1]), 0, -1)) do found[i] = whole(c, id) end
+  while #found < count do
+    local ids = redis.call('ZREVRANGE', batches, place, place + count - #found - 1)
+    if #ids == 0 then break end
+    for _, id in ipairs(ids) do
+      local batch = whole(c, id)
+      if #batch > 0 then
+        found[#found + 1] = batch
+        place = place + 1
+      else
+        redis.call('ZREM', batches, id)
+      end
+    end
+  end
   return found
 end
 
@@ -271,8 +290,8 @@ local FUNCTIONS = {
   { 'finalize', finalize, MOVES },
   { 'finish', finish, MOVES },
   { 'swept', swept, MOVES },
+  { 'list', list, MOVES },
   { 'find', find, READS },
-  { 'list', list, READS },
   { 'open', open, READS },
   { 'done', done, READS },
   { 'pending', pending, READS },

@@ -141,9 +141,10 @@ class Batches:
     def find(self, batch_id: str) -> Batch | None:
         return _batch(self._functions.call("find", batch_id))
 
-    def of(self, owner: str) -> list[Batch]:
-        """Newest first."""
-        return [batch for batch in map(_batch, self._functions.call("list", owner)) if batch]
+    def of(self, owner: str, after: str | None, count: int) -> list[Batch] | None:
+        """At most `count`, newest first, behind the one with the id `after`. None: there is no such one."""
+        found = self._functions.call("list", owner, after or "", count)
+        return None if found is None else [batch for batch in map(_batch, found) if batch]
 
     def open(self) -> list[Batch]:
         """All that have not ended."""

@@ -39,9 +39,9 @@ class ChatTemplate:
         self.knows_tools = "tools" in used
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **kwargs: Any
+        self, messages: Sequence[Mapping[str, Any]], /, *, add_generation_prompt: bool = True, **kwargs: Any
     ) -> str:
-        """The prompt for `messages`; `kwargs` are further variables of the template, such as tools.
+        """The prompt for `messages`; `kwargs` are further variables, of any name, such as tools.
 
         Raises ChatTemplateError.
         """

@@ -8,6 +8,8 @@ from typing import Any
 
 from redis import Redis
 
+_READ_AT_ONCE = 1_000
+
 
 @dataclass(frozen=True, slots=True)
 class File:
@@ -89,11 +91,28 @@ class Files:
         pipeline.zrem(self._expiring(), file.file_id)
         return bool(pipeline.execute()[0])
 
-    def of(self, owner: str) -> list[File]:
-        """Oldest first."""
-        ids: Any = self._redis.zrange(self._index(owner), 0, -1)
-        found: Any = self._redis.mget([self._key(each.decode()) for each in ids]) if ids else []
-        return [file for file in map(_file, found) if file]
+    def of(
+        self, owner: str, after: str | None, count: int, purpose: str | None = None, newest_first: bool = True
+    ) -> list[File] | None:
+        """At most `count`, of that purpose if one is named, behind the file `after`. None: there is no such
+        one."""
+        index, files = self._index(owner), list[File]()
+        place = 0
+        if after is not None:
+            rank: Any = self._redis.zrevrank if newest_first else self._redis.zrank
+            before = rank(index, after)
+            if before is None:
+                return None
+            place = before + 1
+        step = _READ_AT_ONCE if purpose else min(count, _READ_AT_ONCE)
+        while len(files) < count:
+            ids: Any = self._redis.zrange(index, place, place + step - 1, desc=newest_first)
+            if not ids:
+                break
+            place += len(ids)
+            found: Any = self._redis.mget([self._key(each.decode()) for each in ids])
+            files += [file for file in map(_file, found) if file and purpose in (None, file.purpose)]
+        return files[:count]
 
     def expired(self, now: float) -> list[File]:
         ids: Any = self._redis.zrangebyscore(self._expiring(), "-inf", now)

@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
-from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
 
 from relay.tokenizer import Tokenizer
 
@@ -54,7 +54,7 @@ def rules_grammar(rules: str) -> str:
     """Of the texts of a grammar in Lark's syntax or in GBNF, llama.cpp's EBNF. Raises GrammarError."""
     try:
         return LLMatcher.grammar_from_lark(any_to_lark(rules))
-    except GbnfToLarkError as error:
+    except Exception as error:  # what converts GBNF raises also plain ones
         raise GrammarError(_short(str(error))) from error
 
 

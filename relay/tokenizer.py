@@ -77,16 +77,16 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool = True,
         template: ChatTemplate | None = None,
-        **kwargs: Any,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt for a conversation, by the model's template or `template`.
+        """The prompt for a conversation, by the model's template or `template`, with further `variables`.
 
         Raises ChatTemplateError, also where there is no template.
         """
         template = template or self.chat_template
         if template is None:
             raise ChatTemplateError("this model has no chat template: send a plain prompt instead")
-        return template.render(messages, add_generation_prompt=add_generation_prompt, **kwargs)
+        return template.render(messages, add_generation_prompt=add_generation_prompt, **(variables or {}))
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes one token stands for; empty for an id that no token has."""

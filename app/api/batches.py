@@ -13,7 +13,7 @@ from app.gateway.access import caller
 from app.gateway.arguments import whole_argument
 from app.gateway.errors import ApiError, invalid
 from app.gateway.metadata import Metadata
-from app.gateway.page import page
+from app.gateway.page import first_of
 from app.gateway.service import service
 from app.gateway.strict import Strict
 from app.generation.submit import current_body, idempotency_key
@@ -93,10 +93,10 @@ def create() -> Response:
 def list_all() -> Response:
     s = service()
     limit, after = whole_argument("limit", 1, MAX_PAGE) or 20, request.args.get("after")
-    shown = page(s.batches.of(caller().name), after, limit, lambda batch: view(batch, s.model))
-    if shown is None:
+    found = s.batches.of(caller().name, after, limit + 1)
+    if found is None:
         raise _unknown(after or "")
-    return jsonify(shown)
+    return jsonify(first_of([view(batch, s.model) for batch in found], limit))
 
 
 @resource.get("/v1/batches/<batch_id>")

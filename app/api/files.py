@@ -11,7 +11,7 @@ from werkzeug.datastructures import FileStorage
 from app.gateway.access import caller
 from app.gateway.arguments import choice_argument, whole, whole_argument
 from app.gateway.errors import ApiError, invalid
-from app.gateway.page import page
+from app.gateway.page import first_of
 from app.gateway.receive import receiving, too_large
 from app.gateway.service import Service, service
 from relay.files import File, new_file_id
@@ -51,13 +51,12 @@ def create() -> Response:
 def list_all() -> Response:
     s = service()
     limit = whole_argument("limit", 1, MAX_PAGE) or MAX_PAGE
-    order, purpose = choice_argument("order", "desc", "asc"), request.args.get("purpose")
-    files = [file for file in s.files.of(caller().name) if purpose in (None, file.purpose)]
-    after = request.args.get("after")
-    shown = page(files if order == "asc" else files[::-1], after, limit, _view)
-    if shown is None:
+    newest_first = choice_argument("order", "desc", "asc") == "desc"
+    after, purpose = request.args.get("after"), request.args.get("purpose")
+    found = s.files.of(caller().name, after, limit + 1, purpose, newest_first)
+    if found is None:
         raise _unknown(after or "")
-    return jsonify(shown)
+    return jsonify(first_of([_view(file) for file in found], limit))
 
 
 @resource.get("/v1/files/<file_id>")
@@ -114,18 +113,21 @@ def _unknown(file_id: str) -> ApiError:
 def _upload(s: Service) -> FileStorage:
     """The form's file, which lies in a temporary file and not in memory."""
     with receiving(s.settings.max_file_bytes + _FORM_BYTES):
-        found = request.files.get("file")
-    if found is None:
-        raise invalid("Send the file as multipart/form-data, in a part named file.", "file")
-    return found
+        found = request.files.getlist("file")
+    if len(found) != 1:
+        raise invalid("Send one file as multipart/form-data, in a part named file.", "file")
+    return found[0]
 
 
 def _expires_s() -> int | None:
     anchor, seconds = request.form.get("expires_after[anchor]"), request.form.get("expires_after[seconds]")
-    if anchor is None and seconds is None:
+    if anchor is None and seconds is None and "expires_after" not in request.form:
         return None
     if anchor != "created_at" or seconds is None:
-        raise invalid("expires_after must have the anchor created_at, and seconds.", "expires_after")
+        raise invalid(
+            "expires_after must come as expires_after[anchor], created_at, and expires_after[seconds].",
+            "expires_after",
+        )
     return whole("expires_after[seconds]", seconds, *_EXPIRES_S)
 
 

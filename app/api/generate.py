@@ -19,13 +19,19 @@ from app.generation.attendance import Attendance, client_left, refuse_failure
 from app.generation.chunk_counts import ChunkCounts
 from app.generation.shown_prompt import ShownPrompt
 from app.generation.submit import current_body, submit_all
-from relay.request import Record, Token
+from relay.request import MAX_PRIORITY, Record, Token
 from relay.tokens import End
 
 resource = Blueprint("generate", __name__)
 
 KIND = "generate"
 _DEFAULT_TOKENS = 128
+# Of a completion; here it stands beside the sampling parameters, or is not shown.
+_APART = {
+    *("stream", "stream_options", "prompt", "model", "request_id", "priority", "cache_salt", "best_of"),
+    *("echo", "logprobs", "prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids"),
+}
+Spell = Callable[[int], str | None]  # the text of a token, where that is shown
 # What SGLang calls a sampling parameter, where it differs from the others' name for it.
 _NAMES = {
     "max_new_tokens": "max_tokens",
@@ -36,8 +42,10 @@ _NAMES = {
 
 
 class GenerateBody(Strict):
-    """`sampling_params` are checked as the fields of a completion, by which they are carried out."""
+    """`sampling_params` are checked as the fields of a completion, by which they are carried out. A higher
+    `priority` is served first, as SGLang has it."""
 
+    model: str | None = None
     text: str | list[str] | None = None
     input_ids: list[int] | list[list[int]] | None = None
     sampling_params: dict[str, Any] = Field(default_factory=dict)
@@ -45,14 +53,21 @@ class GenerateBody(Strict):
     return_logprob: bool = False
     logprob_start_len: int = Field(-1, ge=-1)
     top_logprobs_num: int = Field(0, ge=0, le=20)
+    return_text_in_logprobs: bool = False
     rid: str | None = None
+    priority: int = Field(0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
+    cache_salt: str | None = None
+    extra_key: str | None = None
 
     @model_validator(mode="after")
     def _one_input(self) -> "GenerateBody":
         if (self.text is None) == (self.input_ids is None):
             raise ValueError("give either text or input_ids")
-        if self.logprob_start_len >= 0 and not self.return_logprob:
-            raise invalid("logprob_start_len is allowed with return_logprob: true only.", "logprob_start_len")
+        for name, asked in (("logprob_start_len", 0), ("top_logprobs_num", 1)):
+            if getattr(self, name) >= asked and not self.return_logprob:
+                raise invalid(f"{name} is allowed with return_logprob: true only.", name)
+        if self.extra_key is not None and self.cache_salt is not None:
+            raise invalid("extra_key cannot be combined with cache_salt, which means the same.", "extra_key")
         return self
 
     @property
@@ -67,12 +82,12 @@ class GenerateBody(Strict):
         fields.setdefault("max_tokens", _DEFAULT_TOKENS)
         fields["prompt"] = self.text if self.text is not None else self.input_ids
         fields["stream"] = self.stream
+        fields["priority"] = -self.priority
         if self.return_logprob:
             fields["logprobs"] = self.top_logprobs_num
             fields["echo"] = self.logprob_start_len >= 0  # the prompt's too
-        if self.rid is not None:
-            fields["request_id"] = self.rid
-        return fields
+        named = {"request_id": self.rid, "model": self.model, "cache_salt": self.cache_salt or self.extra_key}
+        return fields | {name: value for name, value in named.items() if value is not None}
 
 
 class Sample:
@@ -86,12 +101,14 @@ class Sample:
         leader: str,
         read: Callable[[str], Record | None],
         input_logprobs: Callable[[], dict[str, Any]],
+        spell: Spell,
     ) -> None:
         """`read` reads the record of a request; that of the `leader` says what was cached of the prompt."""
         self.ended = False
         self._leader = leader
         self._read = read
         self._input_logprobs = input_logprobs
+        self._spell = spell
         self._request_id = request_id
         self._prompt_tokens = prompt_tokens
         self._shows_logprobs = shows_logprobs
@@ -142,8 +159,11 @@ class Sample:
         return {"cached_tokens": leader.cached_tokens if leader else 0, "e2e_latency": took_ms / 1000}
 
     def _logprobs(self) -> dict[str, Any]:
-        """Entries are [log probability, token id, null]; the alternatives follow the chosen token."""
-        shown = [[[value, int(i), None] for i, value in token.logprobs or []] for token in self._tokens]
+        """Of each token; the alternatives follow the chosen one."""
+        spell = self._spell
+        shown = [
+            [_entry(value, int(i), spell) for i, value in token.logprobs or []] for token in self._tokens
+        ]
         return self._input_logprobs() | {
             "output_token_logprobs": [pairs[0] for pairs in shown if pairs],
             "output_top_logprobs": [pairs[1:] for pairs in shown if pairs],
@@ -156,14 +176,21 @@ def _finish(end: End, tokens: int) -> dict[str, Any]:
     return {"type": "stop", "matched": end.stop_reason}
 
 
-def _input_logprobs(prompt: ShownPrompt, start: int, wanted: int) -> dict[str, Any]:
+def _entry(value: float | None, token_id: int, spell: Spell) -> list[Any]:
+    return [value, token_id, spell(token_id)]
+
+
+def _input_logprobs(prompt: ShownPrompt, start: int, wanted: int, spell: Spell) -> dict[str, Any]:
     """From token `start` on, whose own is null; of none for -1. Raises ApiError."""
     if start < 0:
         return {"input_token_logprobs": []}
-    own = [[value, token_id, None] for token_id, value in prompt.likelihoods(start)]
-    shown = {"input_token_logprobs": [[None, prompt.ids[start], None], *own]}
+    own = [_entry(value, token_id, spell) for token_id, value in prompt.likelihoods(start)]
+    shown = {"input_token_logprobs": [_entry(None, prompt.ids[start], spell), *own]}
     if wanted:
-        best = [[[value, token_id, None] for token_id, value in each] for each in prompt.best(start, wanted)]
+        best = [
+            [_entry(value, token_id, spell) for token_id, value in each]
+            for each in prompt.best(start, wanted)
+        ]
         shown["input_top_logprobs"] = [None, *best]
     return shown
 
@@ -180,8 +207,8 @@ def _record(s: Service, request_id: str) -> Record | None:
 def generate() -> Response:
     raw = current_body()
     asked = parse(GenerateBody, raw.fields)
-    if "stream" in asked.sampling_params or "prompt" in asked.sampling_params:
-        raise invalid("sampling_params may not hold stream or prompt.", "sampling_params")
+    if apart := sorted(_APART.intersection(asked.sampling_params)):
+        raise invalid(f"sampling_params may not hold {apart[0]}.", "sampling_params")
     body = parse(CompletionBody, asked.as_completion())
     s = service()
     s.check_free_thread()
@@ -192,11 +219,13 @@ def generate() -> Response:
         )
     accepted = submit_all(s, KIND, body, prompts, raw.digest, body.n)
     samples = []
+    spell: Spell = s.tokenizer.token_text if asked.return_text_in_logprobs else lambda _: None
     for number, (ids, leader) in enumerate(zip(prompts, accepted.leaders, strict=True)):
         prompt = ShownPrompt(ids, body.shown, s.tokenizer, partial(s.rooms.scores, leader))
-        shown = cache(partial(_input_logprobs, prompt, asked.logprob_start_len, asked.top_logprobs_num))
+        start, wanted = asked.logprob_start_len, asked.top_logprobs_num
+        shown = cache(partial(_input_logprobs, prompt, start, wanted, spell))
         samples += [
-            Sample(request_id, len(ids), asked.return_logprob, leader, partial(_record, s), shown)
+            Sample(request_id, len(ids), asked.return_logprob, leader, partial(_record, s), shown, spell)
             for request_id in accepted.request_ids[number * body.n : (number + 1) * body.n]
         ]
     counts = ChunkCounts(len(samples), accepted.goes_on)
@@ -222,9 +251,7 @@ def _whole(attendance: Attendance, samples: list[Sample], alone: bool) -> Respon
     return jsonify(views[0] if alone else views)
 
 
-def _frames(
-    attendance: Attendance, samples: list[Sample], alone: bool, counts: ChunkCounts
-) -> Iterator[str]:
+def _frames(attendance: Attendance, samples: list[Sample], alone: bool, counts: ChunkCounts) -> Iterator[str]:
     try:
         for found in attendance.events_of_all():
             if not found:
@@ -235,6 +262,7 @@ def _frames(
             for view in samples[index].grown(item):
                 if counts.count(index):
                     yield counts.name() + frame(view | place)
+        counts.check_end()
     except ClientGone:
         return
     except ApiError as error:

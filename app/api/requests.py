@@ -13,11 +13,11 @@ from app.fields.prompt import prompt_of_conversation, prompt_of_text
 from app.fields.schema import NativeBody, parse
 from app.gateway.access import caller
 from app.gateway.arguments import last_event, switch_argument, whole_argument
-from app.gateway.client import ClientGone, client_gone
+from app.gateway.client import ClientGone
 from app.gateway.conditional import unless_known
-from app.gateway.errors import ApiError, invalid, unknown_request
-from app.gateway.events import TICK_S, events
-from app.gateway.follow import StreamDiverged, Watch
+from app.gateway.errors import ApiError, invalid, position_ahead, unknown_request
+from app.gateway.events import events
+from app.gateway.follow import ClientLeft, StreamDiverged, Watch
 from app.gateway.recent import is_watching
 from app.gateway.service import Service, service
 from app.gateway.sse import PING, event_stream, frame
@@ -110,13 +110,7 @@ def stream(request_id: str) -> Response:
     start = _resume_position()
     record = _find(s, request_id)
     if start > record.completion_tokens:
-        raise ApiError(
-            409,
-            f"The stream has {record.completion_tokens} tokens, so nobody can have read {start}:"
-            " read it from the start.",
-            code="position_ahead",
-            param="Last-Event-ID",
-        )
+        raise position_ahead(record.completion_tokens, start, "tokens")
     watch = s.follower.follow(request_id, start)
     return event_stream(_frames(s, watch, request.environ), watch.close)
 
@@ -153,13 +147,16 @@ def _wait(s: Service, record: Record, after: int | None, wait_s: float) -> None:
     """Until the end, or a token at position `after` if given; at most `wait_s`."""
     deadline = time.monotonic() + wait_s
     start = record.completion_tokens if after is None else after
-    with s.follower.follow(record.request_id, start) as watch:
-        while (left_s := deadline - time.monotonic()) > 0 and not client_gone(request.environ):
+    with (
+        s.follower.follow(record.request_id, start) as watch,
+        s.departures.watching(request.environ, watch.inbox.leave),
+    ):
+        while (left_s := deadline - time.monotonic()) > 0:
             try:
-                item = watch.take(min(left_s, TICK_S))
+                item = watch.take(left_s)
             except StreamDiverged:
                 return  # what is there now is the truth
-            if isinstance(item, End) or (after is not None and isinstance(item, list)):
+            if isinstance(item, End | ClientLeft) or (after is not None and isinstance(item, list)):
                 return
 
 

@@ -10,10 +10,11 @@ from flask import Blueprint, Response, jsonify, request
 from app.api.chat import tool_reply
 from app.fields.prompt import prompt_of_conversation
 from app.fields.schema import ChatBody
+from app.fields.unsupported import unsupported
 from app.gateway.access import caller
 from app.gateway.arguments import choice_argument, last_event, switch_argument, whole_argument
 from app.gateway.client import ClientGone
-from app.gateway.errors import ApiError, invalid
+from app.gateway.errors import ApiError, invalid, position_ahead
 from app.gateway.events import events
 from app.gateway.line import current_line
 from app.gateway.page import page
@@ -22,9 +23,11 @@ from app.gateway.sse import PING, event_stream, frame
 from app.generation.attendance import Attendance, client_left, refuse_failure
 from app.generation.submit import Accepted, current_body, submit
 from app.response.response_body import (
+    LOGPROBS,
     ResponseBody,
     as_chat,
     as_chat_of_tools,
+    check_included,
     in_terms_of_a_response,
     parse_response,
 )
@@ -79,6 +82,7 @@ def create() -> Response:
 def show(response_id: str) -> Response:
     s = service()
     stored, record = _find(s, response_id)
+    _refuse_arguments(stored)
     if switch_argument("stream"):
         return _told_again(s, stored)
     return jsonify(_object(s, stored, record))
@@ -112,6 +116,7 @@ def delete(response_id: str) -> Response:
 def input_items(response_id: str) -> Response:
     s = service()
     stored, _ = _find(s, response_id)
+    _refuse_arguments(stored)
     limit, after = whole_argument("limit", 1, MAX_PAGE) or 20, request.args.get("after")
     items = stored.items if choice_argument("order", "desc", "asc") == "asc" else stored.items[::-1]
     shown = page(items, after, limit, lambda item: item)
@@ -160,6 +165,16 @@ def _find(s: Service, response_id: str) -> tuple[StoredResponse, Record]:
     if record is None:
         raise _unknown(response_id)
     return stored, record
+
+
+def _refuse_arguments(stored: StoredResponse) -> None:
+    """Raises ApiError for what OpenAI would show and this response has not."""
+    if switch_argument("include_obfuscation"):
+        raise unsupported("include_obfuscation")
+    for name in [*request.args.getlist("include"), *request.args.getlist("include[]")]:
+        check_included(name)
+        if name == LOGPROBS and stored.top_logprobs is None:
+            raise invalid(f"{LOGPROBS} must be asked for when the response is created.", "include")
 
 
 def _unknown(response_id: str) -> ApiError:
@@ -228,6 +243,8 @@ def _frames(
                 yield PING
             elif isinstance(item, End):
                 yield shown(view.end(item, record()))
+                if seen >= view.next_number:
+                    raise position_ahead(view.next_number, seen + 1, "events")
             else:
                 yield "".join([shown(view.token(token)) for token in item])
     except ClientGone:

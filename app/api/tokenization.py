@@ -5,8 +5,9 @@ from typing import Any
 from flask import Blueprint, Response, jsonify
 from pydantic import Field, model_validator
 
+from app.fields.conversation import Conversation
 from app.fields.message import Message
-from app.fields.prompt import encode_messages
+from app.fields.prompt import prompt_of_conversation, truncated
 from app.fields.schema import validate
 from app.gateway.errors import invalid
 from app.gateway.service import Service, service
@@ -16,18 +17,16 @@ from app.generation.submit import current_body, no_such_model
 resource = Blueprint("tokenization", __name__)
 
 
-class TokenizeBody(Strict):
-    """`POST /tokenize`: a text, or messages as a chat request would send them."""
+class TokenizeBody(Conversation):
+    """`POST /tokenize`: a text, or a chat's whole body, of which only what makes the prompt counts."""
 
-    model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = Field(None, min_length=1)
-    add_special_tokens: bool = True
+    messages: list[Message] = Field(default_factory=list)
     return_token_strs: bool = False
 
     @model_validator(mode="after")
     def _one_input(self) -> "TokenizeBody":
-        if (self.prompt is None) == (self.messages is None):
+        if (self.prompt is None) == (not self.messages):
             raise ValueError("give either prompt or messages")
         return self
 
@@ -45,9 +44,10 @@ def tokenize() -> Response:
     s = service()
     _check_model(s, body.model)
     if body.prompt is not None:
-        ids = s.tokenizer.encode(body.prompt, body.add_special_tokens)
+        text_ids = s.tokenizer.encode(body.prompt, body.add_special_tokens is not False)
+        ids = truncated(tuple(text_ids), body, s.context_tokens)
     else:
-        ids = list(encode_messages(s.tokenizer, body.messages or []))
+        ids = prompt_of_conversation(s, body)
     reply: dict[str, Any] = {"count": len(ids), "max_model_len": s.context_tokens, "tokens": ids}
     if body.return_token_strs:
         reply["token_strs"] = [s.tokenizer.token_text(token) for token in ids]

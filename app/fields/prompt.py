@@ -1,6 +1,5 @@
 """From what a client calls a prompt to token ids."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from app.fields.conversation import Conversation
@@ -57,15 +56,10 @@ def prompt_of_conversation(service: Service, body: Conversation) -> tuple[int, .
         template=template,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
-        **variables,
+        variables=variables,
     )
     ids = _encode(service.tokenizer, text, body.add_special_tokens is True)
     return _fit(ids, body, service.context_tokens)
-
-
-def encode_messages(tokenizer: Tokenizer, messages: Sequence[Message]) -> tuple[int, ...]:
-    """Token ids of a conversation, up to the assistant's turn. Raises ApiError if the template refuses."""
-    return _encode(tokenizer, render(tokenizer, [plain(message) for message in messages]))
 
 
 def render(
@@ -75,7 +69,7 @@ def render(
     template: ChatTemplate | None = None,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
-    **variables: Any,
+    variables: dict[str, Any] | None = None,
 ) -> str:
     """The prompt as a text; with `continue_final_message` it ends where the last message does.
 
@@ -85,7 +79,7 @@ def render(
         last = messages[-1]
         messages = [*messages[:-1], last | {"content": f"{last['content']}{_CUT}"}]
     try:
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt, template, **variables)
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt, template, variables)
     except ChatTemplateError as error:
         raise invalid(f"The messages cannot be made a prompt: {error}", "messages") from error
     if not continue_final_message:
@@ -119,7 +113,11 @@ def truncated(ids: tuple[int, ...], body: SamplingFields, context_tokens: int) -
 def plain(message: Message) -> dict[str, Any]:
     """A message as templates know it."""
     role = "system" if message.role == "developer" else message.role
-    more: dict[str, Any] = {"name": message.name, "tool_call_id": message.tool_call_id}
+    more: dict[str, Any] = {
+        "name": message.name,
+        "tool_call_id": message.tool_call_id,
+        "reasoning_content": message.reasoning_content or message.reasoning,
+    }
     if message.tool_calls:
         more["tool_calls"] = [call.model_dump() for call in message.tool_calls]
     return {"role": role, "content": message.text} | {k: v for k, v in more.items() if v is not None}

@@ -47,10 +47,12 @@ Word = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class SamplingFields(Structure):
-    """`logprobs` differs between bodies, and so do the names of `max_tokens`. `timeout` is in seconds."""
+    """`logprobs` differs between bodies. `max_tokens` is the older name of `max_completion_tokens`. `timeout`
+    is in seconds."""
 
     model: str | None = None
     max_tokens: int | None = Field(None, ge=1, lt=1 << 31)
+    max_completion_tokens: int | None = Field(None, ge=1, lt=1 << 31)
     min_tokens: int = Field(0, ge=0, lt=1 << 31)
     temperature: float = Field(1.0, ge=0, le=2)
     top_k: int = Field(0, ge=-1, lt=1 << 31)
@@ -84,7 +86,7 @@ class SamplingFields(Structure):
     @property
     def output_tokens(self) -> int | None:
         """The limit on output tokens that the client set."""
-        return self.max_tokens
+        return self.max_completion_tokens or self.max_tokens
 
     @property
     def top_logprobs_wanted(self) -> int | None:

@@ -1,5 +1,6 @@
 """The bodies clients may send."""
 
+from collections.abc import Collection
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
@@ -7,7 +8,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from app.fields.conversation import Conversation
 from app.fields.message import Message
 from app.fields.sampling_fields import MAX_LOGPROBS, SamplingFields
-from app.fields.unsupported import refuse_unsupported
+from app.fields.unsupported import is_one_of, refuse_unsupported, unsupported
 from app.gateway.errors import ApiError, invalid
 from app.gateway.strict import Strict
 
@@ -65,13 +66,20 @@ class NativeBody(_CountedLogprobs, _Sampled, Conversation):
             raise ValueError("give either prompt or messages")
         for name in ("return_token_ids", "return_tokens_as_token_ids"):
             if getattr(self, name):
-                raise invalid(f"{name} is not supported here: poll with token_ids=1.", name)
+                raise unsupported(name, "poll with token_ids=1")
         return self
 
 
 class StreamOptions(Strict):
     include_usage: bool = False
     continuous_usage_stats: bool = False
+    include_obfuscation: bool = False
+
+    @model_validator(mode="after")
+    def _no_obfuscation(self) -> "StreamOptions":
+        if self.include_obfuscation:
+            raise unsupported("stream_options.include_obfuscation")
+        return self
 
 
 class _Streamed(SamplingFields):
@@ -122,7 +130,8 @@ class CompletionBody(_CountedLogprobs, _Sampled, _Streamed):
 
     @property
     def output_tokens(self) -> int | None:
-        return 16 if self.max_tokens is None else self.max_tokens
+        wanted = super().output_tokens
+        return wanted or (16 if self.max_tokens is None else self.max_tokens)
 
     @property
     def prompt_logprobs_wanted(self) -> int | None:
@@ -131,10 +140,9 @@ class CompletionBody(_CountedLogprobs, _Sampled, _Streamed):
 
 
 class ChatBody(_Sampled, _Streamed, Conversation):
-    """`POST /v1/chat/completions`. `max_tokens` is the older name of `max_completion_tokens`."""
+    """`POST /v1/chat/completions`."""
 
     echo: bool = False
-    max_completion_tokens: int | None = Field(None, ge=1, lt=1 << 31)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
 
@@ -151,10 +159,6 @@ class ChatBody(_Sampled, _Streamed, Conversation):
         return last.text if self.echo and last.role == "assistant" else ""
 
     @property
-    def output_tokens(self) -> int | None:
-        return self.max_completion_tokens or self.max_tokens
-
-    @property
     def top_logprobs_wanted(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
@@ -164,8 +168,39 @@ SomeModel = TypeVar("SomeModel", bound=Strict)
 
 def parse(kind: type[SomeModel], fields: dict[str, Any]) -> SomeModel:
     """The typed body of a request for text. Raises ApiError that names the first wrong field."""
-    refuse_unsupported(fields, kind.model_fields)
+    known = names(kind)
+    refuse_unsupported(fields, known)
+    refuse_misplaced(fields, known)
     return validate(kind, fields)
+
+
+def names(kind: type[Strict]) -> set[str]:
+    """What clients call the fields of a body."""
+    return {field.alias or name for name, field in kind.model_fields.items()}
+
+
+def refuse_misplaced(fields: dict[str, Any], known: Collection[str]) -> None:
+    """Raises ApiError for the first field that means something in another body, and nothing where only the
+    `known` do, unless its value is its default."""
+    for name, value in fields.items():
+        if name in _DEFAULTS and name not in known and not is_one_of(value, _DEFAULTS[name]):
+            raise unsupported(name, _INSTEAD.get(name, "leave it out"))
+
+
+def _defaults() -> dict[str, list[Any]]:
+    """Of every field of the bodies that ask for text."""
+    found: dict[str, list[Any]] = {}
+    for kind in (NativeBody, CompletionBody, ChatBody):
+        for name, field in kind.model_fields.items():
+            found.setdefault(field.alias or name, []).append(field.get_default(call_default_factory=True))
+    return found
+
+
+_DEFAULTS = _defaults()
+_INSTEAD = {
+    "stream": "follow the stream among the links of the answer",
+    "top_logprobs": "logprobs is their number",
+}
 
 
 def validate(kind: type[SomeModel], fields: dict[str, Any]) -> SomeModel:

@@ -21,6 +21,7 @@ from relay.tokenizer import Tokenizer
 Choices = list[str]
 Schema = dict[str, Any] | str  # a text holds the JSON of one
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
+_STRUCTURES = ("json", "json_object", "regex", "choice", "grammar")
 
 
 class JsonSchema(Strict):
@@ -68,12 +69,13 @@ class StructuredOutputs(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _nothing_unknown(cls, data: Any) -> Any:
-        known = {"json", "json_object", "regex", "choice", "grammar"}
-        if isinstance(data, dict) and (
-            unknown := [name for name in data if name not in known and data[name]]
-        ):
+    def _one_that_is_known(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        if unknown := [name for name in data if name not in _STRUCTURES and data[name]]:
             raise ValueError(f"{unknown[0]} is not supported")
+        if all(data.get(name, False) is False for name in _STRUCTURES):
+            raise ValueError(f"asks for nothing: give one of {', '.join(_STRUCTURES)}")
         return data
 
 

@@ -81,6 +81,21 @@ def unknown_request(request_id: str) -> ApiError:
     )
 
 
+def position_ahead(there: int, seen: int, unit: str) -> ApiError:
+    return ApiError(
+        409,
+        f"The stream has {there} {unit}, so nobody can have read {seen}: read it from the start.",
+        code="position_ahead",
+        param="Last-Event-ID",
+    )
+
+
+def no_http(status: int, error: Exception) -> ApiError:
+    return ApiError(
+        status, f"This is no HTTP that the gateway takes ({str(error)[:200]}).", code="invalid_http"
+    )
+
+
 def redis_away() -> ApiError:
     return unavailable(
         "Redis cannot be reached or may not write. Try again; with an Idempotency-Key nothing runs twice.",

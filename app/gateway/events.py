@@ -1,20 +1,21 @@
 """What happens to a request, as one client sees it: tokens as they come, and the end."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from redis.exceptions import RedisError
 
-from app.gateway.client import ClientGone, client_gone
+from app.gateway.client import ClientGone
 from app.gateway.errors import ApiError
-from app.gateway.follow import Item, RedisBack, StreamDiverged, Watch, Watches
+from app.gateway.follow import ClientLeft, Inbox, RedisBack, StreamDiverged, Watch, Watches
+from app.gateway.line import KEY, Line
 from app.gateway.service import Service
 from app.gateway.sse import HEARTBEAT_S
 from relay.request import Token
 from relay.tokens import End
 
-TICK_S = 0.5
+_LINE_TICK_S = 0.5  # nobody tells of a line that it was abandoned
 
 
 def events(service: Service, watch: Watch, environ: dict[str, Any]) -> Iterator[list[Token] | End | None]:
@@ -22,7 +23,7 @@ def events(service: Service, watch: Watch, environ: dict[str, Any]) -> Iterator[
 
     Raises ClientGone, and ApiError when the stream cannot be completed as it was begun.
     """
-    for found in _events(service, watch.inbox.take, [watch.request_id], environ):
+    for found in _events(service, watch.inbox, [watch.request_id], environ):
         yield found[1] if found else None
 
 
@@ -30,28 +31,31 @@ def events_of_all(
     service: Service, watches: Watches, environ: dict[str, Any]
 ) -> Iterator[tuple[int, list[Token] | End] | None]:
     """As `events`, of several streams: each item comes with the number of its stream, and each has an end."""
-    yield from _events(service, watches.take, watches.request_ids, environ)
+    yield from _events(service, watches.inbox, watches.request_ids, environ)
 
 
 def _events(
-    service: Service,
-    take: Callable[[float], tuple[int, Item] | None],
-    request_ids: Sequence[str],
-    environ: dict[str, Any],
+    service: Service, inbox: Inbox, request_ids: Sequence[str], environ: dict[str, Any]
 ) -> Iterator[tuple[int, list[Token] | End] | None]:
-    heard_at = looked_at = time.monotonic()
+    with service.departures.watching(environ, inbox.leave):
+        yield from _until_all_ended(service, inbox, request_ids, environ.get(KEY))
+
+
+def _until_all_ended(
+    service: Service, inbox: Inbox, request_ids: Sequence[str], line: Line | None
+) -> Iterator[tuple[int, list[Token] | End] | None]:
+    heard_at = time.monotonic()
     running = dict(enumerate(request_ids))
     terminal: set[int] = set()  # of them, whose record has ended
     while running:
+        left_s = heard_at + HEARTBEAT_S - time.monotonic()
         try:
-            found = take(TICK_S)
+            found = inbox.take(left_s if line is None else min(left_s, _LINE_TICK_S))
         except StreamDiverged as error:
             raise ApiError(500, str(error), code="stream_diverged") from error
+        if line is not None and line.abandoned():
+            raise ClientGone
         now = time.monotonic()
-        if now - looked_at >= TICK_S:
-            looked_at = now
-            if client_gone(environ):
-                raise ClientGone
         if found is None:
             if now - heard_at < HEARTBEAT_S:
                 continue
@@ -64,6 +68,8 @@ def _events(
             yield None
             continue
         number, item = found
+        if isinstance(item, ClientLeft):
+            raise ClientGone
         heard_at = now
         if isinstance(item, RedisBack):
             # A reader that only begins again has not had the time to come to the end.

@@ -35,17 +35,25 @@ class RedisBack(NamedTuple):
     """Redis was away. It may have forgotten the request, so look whether its record is still there."""
 
 
-Item = list[Token] | End | RedisBack
+class ClientLeft(NamedTuple):
+    """Nobody waits any more."""
+
+
+Item = list[Token] | End | RedisBack | ClientLeft
 
 
 class Inbox:
-    """What one waiter gets: of each stream, by its number, tokens and at last the end."""
+    """What one waiter gets: of each stream, by its number, tokens and at last the end. Any thread may put."""
 
     def __init__(self) -> None:
         self._items: SimpleQueue[tuple[int, Item | StreamDiverged]] = SimpleQueue()
 
     def put(self, number: int, item: Item | StreamDiverged) -> None:
         self._items.put((number, item))
+
+    def leave(self) -> None:
+        """The client of this waiter has gone."""
+        self.put(0, ClientLeft())
 
     def take(self, timeout_s: float) -> tuple[int, Item] | None:
         """None after `timeout_s`. Raises StreamDiverged."""
@@ -137,15 +145,11 @@ class Watches:
     def __init__(self, follower: "Follower", request_ids: Sequence[str]) -> None:
         self.request_ids = request_ids
         self._follower = follower
-        self._inbox = Inbox()
+        self.inbox = Inbox()
         self.each = [
-            Watch(follower, request_id, 0, self._inbox, number)
+            Watch(follower, request_id, 0, self.inbox, number)
             for number, request_id in enumerate(request_ids)
         ]
-
-    def take(self, timeout_s: float) -> tuple[int, Item] | None:
-        """As Inbox."""
-        return self._inbox.take(timeout_s)
 
     def close(self) -> None:
         for watch in self.each:

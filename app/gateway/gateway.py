@@ -27,6 +27,7 @@ from app.api import (
     tokenization,
 )
 from app.gateway import access, errors
+from app.gateway.client import Departures
 from app.gateway.cluster import cluster_registry
 from app.gateway.follow import Follower
 from app.gateway.keys import KeyRing
@@ -117,6 +118,7 @@ def _service(settings: Settings, ring: Callable[[Ring], object], role: str) -> S
         rooms=rooms,
         tokens=TokenReader(settings.redis_url, settings.model_name),
         follower=follower,
+        departures=Departures(),
         meters=Meters(settings.model_name, role, follower),
         cluster=cluster_registry(rooms, all_batches, probe, settings.model_name),
         keys=KeyRing.from_settings(settings),

@@ -17,11 +17,16 @@ def page(
         if after not in ids:
             return None
         start = ids.index(after) + 1
-    shown = data[start : start + limit]
+    return first_of(data[start:], limit)
+
+
+def first_of(data: Sequence[dict[str, Any]], limit: int) -> dict[str, Any]:
+    """At most `limit` of what was found for one page; one more says that there are more."""
+    shown = data[:limit]
     return {
         "object": "list",
         "data": shown,
         "first_id": shown[0]["id"] if shown else None,
         "last_id": shown[-1]["id"] if shown else None,
-        "has_more": start + limit < len(data),
+        "has_more": len(data) > limit,
     }

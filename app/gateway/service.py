@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from flask import current_app
 from redis import Redis
 
+from app.gateway.client import Departures
 from app.gateway.errors import unavailable
 from app.gateway.follow import Follower
 from app.gateway.keys import KeyRing
@@ -41,6 +42,7 @@ class Service:
     rooms: Rooms
     tokens: TokenReader
     follower: Follower
+    departures: Departures
     meters: Meters
     cluster: Registry
     keys: KeyRing
@@ -65,6 +67,7 @@ class Service:
     def close(self) -> None:
         """End the threads and drop the connections."""
         self.follower.close()
+        self.departures.close()
         self.readiness.close()
         if self.tracing is not None:
             self.tracing.close()

@@ -1,6 +1,7 @@
 """How many chunks of each choice a client has: what it says when it comes again, to whichever gateway."""
 
 from app.gateway.arguments import last_events
+from app.gateway.errors import position_ahead
 
 
 class ChunkCounts:
@@ -25,6 +26,12 @@ class ChunkCounts:
         """One more chunk. False: the client has it."""
         self._sent[choice] += 1
         return self._seen is None or self._sent[choice] > self._seen[choice]
+
+    def check_end(self) -> None:
+        """All are counted. Raises ApiError when the client says to have more than there are."""
+        for there, seen in zip(self._sent, self._seen or self._sent, strict=True):
+            if seen > there:
+                raise position_ahead(there, seen, "chunks")
 
     def name(self) -> str:
         """The line before the next chunk."""

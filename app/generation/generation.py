@@ -106,6 +106,7 @@ class Generation:
                     yield self._next_frame(index, view.last(item), options)
                 else:
                     yield "".join([self._next_frame(index, view.token(token), options) for token in item])
+            self._counts.check_end()
             if options.include_usage:
                 yield frame(self._chunk(self._view.chunk_object, []) | {"usage": self._usage(final=True)})
         except ClientGone:

@@ -7,8 +7,8 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from app.fields.conversation import Conversation
-from app.fields.schema import ChatBody, parse, validate
-from app.fields.unsupported import refuse_unsupported
+from app.fields.schema import ChatBody, StreamOptions, names, parse, refuse_misplaced, validate
+from app.fields.unsupported import refuse_unsupported, unsupported
 from app.gateway.errors import ApiError, invalid
 from app.gateway.metadata import Metadata
 from app.gateway.strict import Strict
@@ -18,12 +18,19 @@ LOGPROBS = "message.output_text.logprobs"
 _INCLUDE = (LOGPROBS, "reasoning.encrypted_content")  # no model here has reasoning of that kind
 _NOT_SUPPORTED = (
     *("conversation", "prompt", "max_tool_calls", "context_management", "moderation"),
+    *("background_options", "image", "previous_input_messages", "enable_response_messages"),
     # What a chat would show beside its text, and an answer here has no place for.
     *("logprobs", "prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids", "echo", "n"),
 )
+# Of a chat, under another name here.
+_INSTEAD = {
+    "messages": "send input",
+    "max_tokens": "send max_output_tokens",
+    "max_completion_tokens": "send max_output_tokens",
+    "response_format": "send text.format",
+}
 # Fields of a chat that mean the same here: those of the sampler and of the template.
-_OTHERWISE_HERE = {"messages", "max_tokens", "response_format", "tools", "tool_choice", "parallel_tool_calls"}
-_SHARED = set(Conversation.model_fields) - _OTHERWISE_HERE
+_SHARED = set(Conversation.model_fields) - {*_INSTEAD, "tools", "tool_choice", "parallel_tool_calls"}
 
 
 class TextFormat(Strict):
@@ -54,6 +61,7 @@ class ResponseBody(Strict):
     store: bool = True
     background: bool = False
     stream: bool = False
+    stream_options: StreamOptions | None = None
     metadata: Metadata = Field(default_factory=dict)
     max_output_tokens: int | None = Field(None, ge=1, lt=1 << 31)
     truncation: Literal["auto", "disabled"] = "disabled"
@@ -70,6 +78,10 @@ class ResponseBody(Strict):
     def _background_is_stored(self) -> "ResponseBody":
         if self.background and not self.store:
             raise ValueError("background: true needs store: true")
+        if self.stream_options and not self.stream:
+            raise ValueError("stream_options is allowed with stream: true only")
+        if self.stream_options and self.stream_options.continuous_usage_stats:
+            raise unsupported("stream_options.continuous_usage_stats", "the last event has the usage")
         return self
 
     @property
@@ -100,13 +112,20 @@ class ResponseBody(Strict):
 def parse_response(fields: dict[str, Any]) -> ResponseBody:
     """Raises ApiError that names the first wrong field."""
     refuse_unsupported(fields, ())
-    for name in _NOT_SUPPORTED:
+    for name in (*_NOT_SUPPORTED, *_INSTEAD):
         if fields.get(name, False) is not False and (name, fields[name]) != ("n", 1):
-            raise invalid(f"{name} is not supported: leave it out.", name, code="unsupported_parameter")
+            raise unsupported(name, _INSTEAD.get(name, "leave it out"))
+    refuse_misplaced(fields, _SHARED | names(ResponseBody))
     body = validate(ResponseBody, fields)
-    if unknown := [name for name in body.include if name not in _INCLUDE]:
-        raise invalid(f"include may hold {', '.join(_INCLUDE)}; not {unknown[0]!r}.", "include")
+    for name in body.include:
+        check_included(name)
     return body
+
+
+def check_included(name: str) -> None:
+    """Raises ApiError for what no response can include."""
+    if name not in _INCLUDE:
+        raise invalid(f"include may hold {', '.join(_INCLUDE)}; not {name!r}.", "include")
 
 
 def as_chat(body: ResponseBody, fields: dict[str, Any], items: Sequence[Item]) -> ChatBody:
@@ -147,7 +166,7 @@ def _tool_fields(
     tools: Sequence[dict[str, Any]], choice: str | dict[str, Any], several: bool
 ) -> dict[str, Any]:
     if not tools:
-        return {}
+        return {} if choice in ("auto", "none") else {"tool_choice": _tool_choice(choice)}
     return {
         "tools": [_tool(tool, f"tools.{i}") for i, tool in enumerate(tools)],
         "tool_choice": _tool_choice(choice),

@@ -7,10 +7,12 @@ from typing import NamedTuple
 
 from app.tools.call_scanner import CallScanner
 from app.tools.named_call_scanner import NamedCallScanner
+from app.tools.python_call_scanner import PythonCallScanner
 from app.tools.tool_format import ToolFormat
 
 _FILLERS = " \t\n\r,;[]"  # around and between calls
 _ENDINGS = re.compile(r"(\s*[,;\]])*")  # of a call in a list
+_Scanner = CallScanner | NamedCallScanner | PythonCallScanner
 
 
 class Piece(NamedTuple):
@@ -46,7 +48,7 @@ class ToolParser:
         self._fresh = True  # nothing was told yet
         self._held = ""  # not told yet: it may turn out to be text
         self._passed = 0  # characters of that which may stand before a call, and are no part of one
-        self._call: CallScanner | NamedCallScanner = CallScanner()
+        self._call: _Scanner = CallScanner()
         self._named = False  # the name of the current call was told
         self._after_call = False  # what is held stands behind a call
 
@@ -76,6 +78,8 @@ class ToolParser:
     def _in_text(self) -> list[Piece]:
         """Hold back what may become a start mark, and the space before it."""
         start, bare = self._form.start, self._form.bare and self._fresh
+        if self._form.leads and not self._fresh:
+            return self._tell(len(self._held))
         mark = self._held.lstrip()
         if mark == start or (bare and mark == "{"):
             self._at, self._after_call = _At.BETWEEN_CALLS, False
@@ -86,7 +90,7 @@ class ToolParser:
         return self._tell(len(self._held[:certain].rstrip()))
 
     def _between_calls(self, char: str) -> list[Piece]:
-        if char == "{" and not self._form.named:
+        if char == "{" and not self._form.named and not self._form.python:
             return self._begin_call(CallScanner(), char)
         unknown, end = self._unknown(), self._form.end
         if self._after_call and unknown and unknown == end:
@@ -97,9 +101,17 @@ class ToolParser:
             return []
         if self._form.named and self._form.start in self._held:
             return self._begin_call(NamedCallScanner(self._form.named), char)
+        if self._form.python and self._in_list():
+            return self._begin_call(PythonCallScanner(), char)
         return self._give_up()
 
-    def _begin_call(self, scanner: CallScanner | NamedCallScanner, char: str) -> list[Piece]:
+    def _in_list(self) -> bool:
+        """What is held stands in a list, behind its beginning or a comma."""
+        if self._form.start in self._held:
+            return True
+        return self._after_call and "," in self._held and "]" not in self._held
+
+    def _begin_call(self, scanner: _Scanner, char: str) -> list[Piece]:
         self._at, self._call, self._named = _At.IN_CALL, scanner, False
         return self._in_call(char)
 

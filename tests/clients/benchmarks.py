@@ -54,14 +54,14 @@ def sglang(site: Site) -> list[Report]:
 def _sglang(site: Site, backend: str) -> Report:
     result = site.out / f"sglang-{backend}.jsonl"
     # It counts a prompt itself unless a chunk tells it: what the template of a chat adds it does not know.
-    usage = json.dumps({"stream_options": {"continuous_usage_stats": True}})
+    usage = {} if backend == "sglang" else {"stream_options": {"continuous_usage_stats": True}}
     site.run(
         *("python", "-m", "sglang.bench_serving", "--backend", backend, "--base-url", site.url),
         *("--model", site.model, "--tokenizer", site.model_folder, "--dataset-name", "random-ids"),
         *("--random-input-len", str(PROMPT_TOKENS), "--random-output-len", str(OUTPUT_TOKENS)),
         *("--random-range-ratio", "1.0", "--num-prompts", str(REQUESTS), "--max-concurrency", str(AT_ONCE)),
         *("--warmup-requests", "0", "--output-file", result, "--output-details"),
-        *("--extra-request-body", usage),
+        *("--extra-request-body", json.dumps(usage)),
     )
     found = json.loads(result.read_text())
     assert found["completed"] == REQUESTS, found

@@ -113,6 +113,13 @@ def test_what_is_refused(gateway: GatewayProcess) -> None:
         client.files.create(file=("a", b"x" * ((40 << 20) + 1)), purpose="batch")
     assert caught.value.status_code == 413
     assert gateway.call("POST", "/v1/files", {"purpose": "batch"}).status == 400
+    text: Any = '{"anchor": "created_at", "seconds": 3600}'
+    with pytest.raises(openai.BadRequestError, match=r"expires_after\[anchor\]"):
+        client.files.create(file=("a", b"x"), purpose="batch", expires_after=text)
+    for seconds in ("\u00b2", "9" * 5_000, "-3600", "3600.5"):
+        expiry: Any = {"anchor": "created_at", "seconds": seconds}
+        with pytest.raises(openai.BadRequestError, match="expires_after"):
+            client.files.create(file=("a", b"x"), purpose="batch", expires_after=expiry)
     for unknown in ("file-" + "0" * 32, "file-..", "x"):
         with pytest.raises(openai.NotFoundError):
             client.files.retrieve(unknown)

@@ -166,7 +166,16 @@ FIELDS: list[tuple[str, dict[str, Any], str, str]] = [
             ("parallel_tool_calls", "no"),
         ]
     ),
-    (NATIVE, {"return_token_ids": True}, "return_token_ids", "invalid_value"),
+    (NATIVE, {"return_token_ids": True}, "return_token_ids", "unsupported_parameter"),
+    (NATIVE, {"stream": True}, "stream", "unsupported_parameter"),
+    (TEXT, {"messages": ASK}, "messages", "unsupported_parameter"),
+    (CHAT, {"verbosity": "high"}, "verbosity", "unsupported_parameter"),
+    (
+        TEXT,
+        {"stream": True, "stream_options": {"include_obfuscation": True}},
+        "stream_options.include_obfuscation",
+        "unsupported_parameter",
+    ),
     (TEXT, {"stream": True, "prompt_logprobs": 1}, "prompt_logprobs", "invalid_value"),
     (TEXT, {"stream": "yes"}, "stream", "invalid_value"),
     (TEXT, {"stream": True, "stream_options": 1}, "stream_options", "invalid_value"),

@@ -51,6 +51,22 @@ def test_messages_are_counted_as_a_chat_would_send_them(app: Flask) -> None:
     assert "<|im_start|>user\nhi<|im_end|>" in text
 
 
+def test_a_chat_is_counted_with_all_that_makes_its_prompt(app: Flask) -> None:
+    def shown(**more: Any) -> str:
+        reply = call(app, "POST", "/tokenize", {"messages": [{"role": "user", "content": "hi"}], **more})[1]
+        return str(call(app, "POST", "/detokenize", {"tokens": reply["tokens"]})[1]["prompt"])
+
+    begun = "<|im_start|>assistant\n"
+    assert shown().endswith(begun)
+    assert shown(temperature=0, max_tokens=5) == shown()
+    assert not shown(add_generation_prompt=False).endswith(begun)
+    tool = {"type": "function", "function": {"name": "look_up"}}
+    assert "look_up" in shown(tools=[tool])
+    assert "look_up" not in shown(tools=[tool], tool_choice="none")
+    reply = call(app, "POST", "/tokenize", {"prompt": "one two three", "truncate_prompt_tokens": 1})[1]
+    assert reply["tokens"] == default_tokenizer().encode("one two three")[-1:]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "param"),
     [

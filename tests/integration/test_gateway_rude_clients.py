@@ -1,6 +1,7 @@
 """What clients cost the gateway: bodies that are too large or never complete, and memory that stays."""
 
 import http.client
+import json
 import secrets
 import socket
 from collections.abc import Iterator
@@ -37,6 +38,15 @@ def test_a_connection_outlives_a_body_that_is_too_large(gateway: GatewayProcess)
     connection.close()
 
 
+@pytest.mark.parametrize("path", ["/v1/requests", "/v1/files"])
+def test_a_body_that_is_said_to_be_huge_and_never_comes(gateway: GatewayProcess, path: str) -> None:
+    head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999999\r\n"
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=30) as client:
+        client.sendall(f"{head}Content-Type: multipart/form-data; boundary=x\r\n\r\n{{".encode())
+        client.shutdown(socket.SHUT_WR)
+        assert client.recv(1000).startswith(b"HTTP/1.1 413")
+
+
 def test_long_prompts_do_not_stay_in_memory(gateway: GatewayProcess) -> None:
     before = resident_mb(gateway)
     with ThreadPoolExecutor(CLIENTS) as pool:
@@ -57,6 +67,35 @@ def test_stalled_clients_do_not_keep_the_threads(
             each.sendall(sent)
         assert gateway.call("GET", "/health").status == 200
         assert all(b"request_timeout" in each.recv(1000) for each in stalled[2:])
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"GET /" + b"a" * 5_000 + b" HTTP/1.1\r\n\r\n", 414),
+        (b"GET / HTTP/1.1\r\nX: " + b"a" * 70_000 + b"\r\n\r\n", 431),
+        (b"GET / HTTP/1.1\r\n" + b"X: a\r\n" * 200 + b"\r\n", 431),
+        (b"GET / HTTP/7.1\r\nHost: a\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nno header\r\n\r\n", 400),
+        (b"POST /v1/requests HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 400),
+        (b"POST /v1/requests HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
+        (b"POST /v1/requests HTTP/1.1\r\nTransfer-Encoding: br\r\n\r\n", 501),
+    ],
+)
+def test_what_is_no_http_is_refused_in_the_one_form(
+    gateway: GatewayProcess, sent: bytes, status: int
+) -> None:
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=30) as client:
+        client.sendall(sent)
+        client.shutdown(socket.SHUT_WR)
+        reply = http.client.HTTPResponse(client)
+        reply.begin()
+        error = json.loads(reply.read())["error"]
+    assert (reply.status, error["type"], error["param"]) == (
+        status,
+        "server_error" if status > 500 else "invalid_request_error",
+        None,
+    )
 
 
 def test_clients_that_do_not_close_make_nobody_wait(gateway: GatewayProcess) -> None:

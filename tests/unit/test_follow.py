@@ -131,11 +131,11 @@ def test_one_waiter_gets_several_streams_by_their_number() -> None:
     watches = follower.follow_all(["req-1", "req-1-1", "req-1-2"])
     found: dict[int, list[Any]] = {0: [], 1: [], 2: []}
     for _ in range(6):
-        item = watches.take(10)
+        item = watches.inbox.take(10)
         assert item is not None
         found[item[0]].append(item[1])
     assert found == {number: [[Token(0, 5, "")], END] for number in range(3)}
-    assert watches.take(0) is None
+    assert watches.inbox.take(0) is None
     eventually(lambda: follower.waiting() == 0, "leaving")
     follower.close()
 

@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from app.api.generate import GenerateBody
+from app.fields.prompt import plain
 from app.fields.schema import ChatBody, CompletionBody, NativeBody, parse
 from app.gateway.body import read_body
 from app.gateway.errors import ApiError
@@ -66,6 +68,9 @@ def test_any_64_bit_seed_fits_63_bits(seed: int, used: int) -> None:
 def test_limits_on_output() -> None:
     assert parse(NativeBody, {"prompt": "x"}).output_tokens is None
     assert parse(CompletionBody, {"prompt": "x"}).output_tokens == 16
+    assert parse(CompletionBody, {"prompt": "x", "max_completion_tokens": 3}).output_tokens == 3
+    assert parse(CompletionBody, {"prompt": "x", "max_tokens": 0, "echo": True}).output_tokens == 0
+    assert parse(NativeBody, {"prompt": "x", "max_completion_tokens": 3}).output_tokens == 3
     assert parse(ChatBody, {"messages": ASK}).output_tokens is None
     assert parse(ChatBody, {"messages": ASK, "max_tokens": 3}).output_tokens == 3
     both = {"messages": ASK, "max_tokens": 3, "max_completion_tokens": 4}
@@ -127,6 +132,112 @@ def test_parts_of_a_message_are_one_text() -> None:
 )
 def test_what_changes_nothing_is_accepted(fields: dict[str, Any]) -> None:
     parse(CompletionBody, {"prompt": "x", **fields})
+
+
+TOOL = {"type": "function", "function": {"name": "f"}}
+OF_A_CHAT: dict[str, Any] = {
+    "messages": ASK,
+    "top_logprobs": 1,
+    "tools": [TOOL],
+    "tool_choice": "required",
+    "parallel_tool_calls": False,
+    "chat_template": "x",
+    "chat_template_kwargs": {"a": 1},
+    "documents": [{}],
+    "reasoning_effort": "low",
+    "add_generation_prompt": False,
+    "continue_final_message": True,
+}
+OF_A_STREAM: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "misplaced"),
+    [
+        (CompletionBody, {"prompt": "x"}, OF_A_CHAT),
+        (NativeBody, {"prompt": "x"}, OF_A_STREAM | {"echo": True, "top_logprobs": 1}),
+        (ChatBody, {"messages": ASK}, {"prompt": "x"}),
+        (
+            GenerateBody,
+            {"text": "x"},
+            OF_A_CHAT | {"max_tokens": 1, "temperature": 0, "stop": "x", "stream_options": {}},
+        ),
+    ],
+)
+def test_a_field_of_another_call_is_refused_by_name(
+    kind: type[Any], given: dict[str, Any], misplaced: dict[str, Any]
+) -> None:
+    for name, value in misplaced.items():
+        with pytest.raises(ApiError) as caught:
+            parse(kind, given | {name: value})
+        assert (caught.value.param, caught.value.code) == (name, "unsupported_parameter")
+        assert name in caught.value.message
+
+
+@pytest.mark.parametrize("kind", [CompletionBody, ChatBody])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("verbosity", "low"),
+        ("moderation", {"model": "x"}),
+        ("thinking_token_budget", 5),
+        ("include_reasoning", False),
+        ("truncation_side", "right"),
+        ("logprob_token_ids", [1]),
+        ("return_token_offsets", True),
+        ("detokenize", False),
+        ("structural_tag", "{}"),
+        ("length_penalty", True),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(kind: type[Any], name: str, value: Any) -> None:
+    given = {"prompt": "x"} if kind is CompletionBody else {"messages": ASK}
+    with pytest.raises(ApiError) as caught:
+        parse(kind, given | {name: value})
+    assert (caught.value.param, caught.value.code) == (name, "unsupported_parameter")
+
+
+def test_streams_are_not_padded() -> None:
+    asked = {"prompt": "x", "stream": True, "stream_options": {"include_obfuscation": True}}
+    with pytest.raises(ApiError) as caught:
+        parse(CompletionBody, asked)
+    assert caught.value.param == "stream_options.include_obfuscation"
+    options = {"include_obfuscation": False, "include_usage": True}
+    assert parse(CompletionBody, {"prompt": "x", "stream": True, "stream_options": options}).stream
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"refusal": "no"},
+        {"content": [{"type": "refusal", "refusal": "no"}]},
+        {"content": [{"type": "text", "text": "n"}, {"type": "refusal", "refusal": "o"}]},
+    ],
+)
+def test_a_refusal_is_what_an_assistant_said(said: dict[str, Any]) -> None:
+    (_, message) = parse(ChatBody, {"messages": [*ASK, {"role": "assistant", **said}]}).messages
+    assert message.text == "no"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "assistant", "content": "yes", "refusal": "no"},
+        {"role": "user", "refusal": "no"},
+        {"role": "assistant", "content": "x", "audio": {"id": "a"}},
+    ],
+)
+def test_what_a_message_cannot_say_is_refused(message: dict[str, Any]) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse(ChatBody, {"messages": [message]})
+    assert caught.value.param == "messages.0"
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_a_template_is_given_earlier_reasoning(name: str) -> None:
+    said = {"role": "assistant", "content": "4", name: "2 + 2"}
+    (message,) = parse(ChatBody, {"messages": [said]}).messages
+    assert plain(message)["reasoning_content"] == "2 + 2"
 
 
 def test_null_means_absent_at_every_depth() -> None:

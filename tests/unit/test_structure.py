@@ -36,7 +36,6 @@ def grammar(fields: dict[str, Any], kind: type[Any] = CompletionBody) -> str | N
     [
         ({}, None),
         ({"response_format": {"type": "text"}}, None),
-        ({"structured_outputs": {}}, None),
         ({"response_format": {"type": "json_object"}}, json_grammar({"type": "object"})),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
@@ -92,8 +91,12 @@ def test_every_spelling_makes_its_grammar(kind: type[Any], fields: dict[str, Any
         ({"guided_choice": [1]}, "guided_choice.0", "string"),
         ({"ebnf": 'root ::= "a'}, "ebnf", "Unexpected end"),
         ({"ebnf": "start: nowhere"}, "ebnf", "nowhere"),
+        *(({name: " "}, name, "No 'root' rule") for name in ("ebnf", "grammar", "guided_grammar")),
+        ({"ebnf": "root ::= " + "(" * 3_000}, "ebnf", ""),
         ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs", "structural_tag"),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "combined"),
+        ({"structured_outputs": {}}, "structured_outputs", "one of json, json_object, regex, choice"),
+        ({"structured_outputs": {"json_object": False}}, "structured_outputs", "asks for nothing"),
         (
             {"regex": "a", "response_format": {"type": "json_object"}},
             "response_format",

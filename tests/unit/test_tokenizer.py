@@ -374,6 +374,7 @@ def test_template_features_of_published_models() -> None:
         {"role": "user", "content": "a"},
         {"role": "user", "content": "b"},
     ]
+    assert template.render([], template=1, self=2, messages2=3) == template.render([])
     assert template.render(messages, flag=1) == '<s>a;b;4 1 ["<é>"]'
     assert template.render([], tools=[{"a": 1}]).startswith('<s>[\n {\n  "a": 1\n }\n]')
 

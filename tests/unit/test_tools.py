@@ -14,10 +14,12 @@ from app.gateway.errors import ApiError
 from app.tools.generic_tools import with_tools
 from app.tools.tool import Function
 from app.tools.tool_format import (
+    ARRAY,
     HERMES,
     LLAMA3,
     MISTRAL,
     MISTRAL_NAMED,
+    PYTHON,
     ToolFormat,
     forced_calls,
     tool_format,
@@ -25,7 +27,7 @@ from app.tools.tool_format import (
 from app.tools.tool_parser import Piece, ToolParser
 from app.tools.tool_reply import ToolReply
 from relay.chat_template import ChatTemplate
-from relay.grammar import Grammars
+from relay.grammar import GrammarError, Grammars
 from relay.model_file import default_model_path
 from relay.sampling import SamplingParams
 from relay.tokenizer import Tokenizer
@@ -135,6 +137,25 @@ CRAFTED: list[tuple[ToolFormat, str, str, Calls]] = [
         [("stop_now", "{}"), ("stop_now", "{}")],
     ),
     (HERMES, '<tool_call>{"name": "stop_now"}</tool_c', "", [("stop_now", "{}")]),  # cut off there
+    (
+        ARRAY,
+        f' [{{"name": "weather", "arguments": {ROME}}}, {{"name": "stop_now", "arguments": {{}}}}]\n',
+        "",
+        [("weather", ROME), ("stop_now", "{}")],
+    ),
+    (
+        PYTHON,
+        """[weather(city='Ro),"m\\'e', days=[1, {"a": None, 'b': (true, False)}]), stop_now( )]""",
+        "",
+        [
+            ("weather", '{"city": "Ro),\\"m\'e", "days": [1, {"a": null, "b": [true, false]}]}'),
+            ("stop_now", "{}"),
+        ],
+    ),
+    (PYTHON, "\n[stop_now(a=-1.5)] and so on", " and so on", [("stop_now", '{"a": -1.5}')]),
+    (PYTHON, "[stop_now(), rm(a=1)]", " rm(a=1)]", [("stop_now", "{}")]),
+    (PYTHON, '[stop_now(a="\\/", b="\\x41",)]', "", [("stop_now", '{"a": "/", "b": "A"}')]),
+    (PYTHON, "[stop_now()] stop_now()", " stop_now()", [("stop_now", "{}")]),
     # what is no call is text, to the last character
     (HERMES, "<tool_call>\n</tool_call>", "<tool_call>\n</tool_call>", []),
     (MISTRAL_NAMED, "[TOOL_CALLS]weather{}", "[TOOL_CALLS]weather{}", []),
@@ -147,6 +168,13 @@ CRAFTED: list[tuple[ToolFormat, str, str, Calls]] = [
     (LLAMA3, '{"city": "Rome"} is JSON', '{"city": "Rome"} is JSON', []),
     (LLAMA3, 'So: {"name": "stop_now", "parameters": {}}', 'So: {"name": "stop_now", "parameters": {}}', []),
     (MISTRAL, "[TOOL_CALL] [TOOL_", "[TOOL_CALL] [TOOL_", []),
+    (ARRAY, '[{"a": 1}, 2]', '[{"a": 1}, 2]', []),
+    (ARRAY, 'So: [{"name": "stop_now"}]', 'So: [{"name": "stop_now"}]', []),
+    (PYTHON, "[1, 2] and [stop_now()]", "[1, 2] and [stop_now()]", []),
+    (PYTHON, "stop_now()", "stop_now()", []),
+    (PYTHON, "[rm(a=1)]", "[rm(a=1)]", []),
+    (PYTHON, "[stop_now", "[stop_now", []),
+    (PYTHON, "I call [stop_now()]", "I call [stop_now()]", []),
     (MISTRAL, "", "", []),
 ]
 
@@ -177,6 +205,34 @@ def test_a_broken_call_is_content_of_a_whole_answer(rest: str) -> None:
     assert reply.message(answer) == {"content": answer}
     assert not reply.called
     parser = ToolParser(HERMES, NAMES)
+    _, calls = gathered(parser.push(answer) + parser.flush())
+    assert parser.broken
+    assert [name for name, _ in calls] == ["weather"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "1",
+        "city=Rome",
+        "city=1, city=2",
+        "city=f'{1}'",
+        "city={1}",
+        "city=1e999",
+        "city=(",
+        "city=]",
+        "**{}",
+        ",",
+        "city=1,,",
+        "city=" + "[" * 40,
+        "city=open('x').read()",
+        "city='Rome",
+    ],
+)
+def test_a_broken_call_in_python_is_content_of_a_whole_answer(arguments: str) -> None:
+    answer = f"[weather({arguments})]"
+    assert ToolReply(PYTHON, NAMES, True, "a").message(answer) == {"content": answer}
+    parser = ToolParser(PYTHON, NAMES)
     _, calls = gathered(parser.push(answer) + parser.flush())
     assert parser.broken
     assert [name for name, _ in calls] == ["weather"]
@@ -223,7 +279,8 @@ TEMPLATES = {
     "{% if tools %}{{ tools }}{% endif %}<|python_tag|>": LLAMA3,
     '<|start_header_id|>{% if tools %}Answer {"name": ..., "parameters": ...}{% endif %}': LLAMA3,
     '{% for t in tools %}{"name": "{{ t }}", "parameters": {}}{% endfor %}Write <function_call> {...}': None,
-    "<|start_header_id|>{{ tools }} Answer [name(key=value)]": None,
+    "<|start_header_id|>{{ tools }} Answer [name(key=value)]": PYTHON,
+    '<|im_start|>{{ tools }} Answer [{"name": "a_tool", "arguments": {"a": "b"}}, ...]': ARRAY,
     "{{ tools }}[AVAILABLE_TOOLS][TOOL_CALLS]": MISTRAL,
     "{{ tools }}[TOOL_CALLS]{{ name }}[ARGS]": MISTRAL_NAMED,
     "{{ messages }} without any": HERMES,
@@ -308,7 +365,7 @@ def forced_answer(grammar: str, seed: int) -> str:
     raise AssertionError("no end")
 
 
-@pytest.mark.parametrize("form", [HERMES, LLAMA3, MISTRAL, MISTRAL_NAMED])
+@pytest.mark.parametrize("form", [HERMES, LLAMA3, MISTRAL, MISTRAL_NAMED, ARRAY, PYTHON])
 @pytest.mark.parametrize("several", [True, False])
 def test_a_forced_answer_is_calls_that_follow_the_schema(form: ToolFormat, several: bool) -> None:
     grammar = forced_calls(form, [WEATHER], several, tokenizer())
@@ -321,6 +378,28 @@ def test_a_forced_answer_is_calls_that_follow_the_schema(form: ToolFormat, sever
         for name, arguments in calls:
             assert name == "weather"
             assert set(json.loads(arguments)) == {"city", "days"}
+
+
+@pytest.mark.parametrize("required", [[], ["a"], ["c", "b"]])
+def test_a_forced_call_in_python_has_what_it_must_and_may_have(required: list[str]) -> None:
+    digit = {"type": "integer", "minimum": 0, "maximum": 9}
+    schema = {"type": "object", "properties": dict.fromkeys("abc", digit), "required": required}
+    grammar = forced_calls(PYTHON, [Function(name="stop_now", parameters=schema)], False, tokenizer())
+    seen = set()
+    for seed in range(12):
+        parser = ToolParser(PYTHON, NAMES)
+        text, ((name, arguments),) = gathered(parser.push(forced_answer(grammar, seed)) + parser.flush())
+        assert (text, name, parser.broken) == ("", "stop_now", False)
+        given = json.loads(arguments)
+        assert set(required) <= given.keys() <= set("abc")
+        seen.add(tuple(given))
+    assert len(seen) > 1
+
+
+def test_a_name_that_python_has_not_cannot_be_demanded() -> None:
+    schema = {"type": "object", "properties": {"a-b": {}}, "required": ["a-b"]}
+    with pytest.raises(GrammarError, match="'a-b'"):
+        forced_calls(PYTHON, [Function(name="f", parameters=schema)], False, tokenizer())
 
 
 def test_a_special_start_mark_is_a_token_of_the_grammar() -> None:

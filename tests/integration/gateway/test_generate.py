@@ -13,6 +13,7 @@ from app.generation.view import LEAST_LOGPROB
 from relay.answers import Emission, Prefilled
 from relay.prompt_logprobs import PromptLogprobs
 from relay.request import Finish
+from relay.rooms import Rooms
 from relay.stamps import Stamps
 from relay.stretches import Stretch
 from relay.tokenizer import Tokenizer
@@ -128,6 +129,27 @@ def test_log_probabilities(gateway: GatewayProcess, answering: Answering) -> Non
     assert [len(top) for top in about["output_top_logprobs"]] == [2] * len(ids)
 
 
+def test_log_probabilities_with_the_text_of_tokens(
+    gateway: GatewayProcess, answering: Answering, tokenizer: Tokenizer
+) -> None:
+    reply = ask(gateway, text="Hello", return_logprob=True, return_text_in_logprobs=True)
+    about, ids = reply["meta_info"], reply["output_ids"]
+    shown = [[-0.5, i, tokenizer.token_text(i)] for i in ids]
+    assert about["output_token_logprobs"] == shown
+
+
+def test_what_stands_beside_the_sampling_parameters(
+    gateway: GatewayProcess, answering: Answering, rooms: Rooms
+) -> None:
+    ask(gateway, text="Hello", model=MODEL, priority=7, extra_key="mine")
+    (claimed,) = answering.claimed
+    assert claimed.params.cache_salt == "mine"
+    redis: Any = rooms.redis
+    stored = redis.hget(f"{rooms.root}:req:{claimed.hold.request_id}", "priority")
+    assert int(stored) == -7, "a higher one is served first here"
+    assert gateway.call("POST", "/generate", {"text": "a", "model": "other"}).status == 404
+
+
 SCORES = PromptLogprobs(
     np.array([[2, 9, 8], [3, 7, 6]], np.int32),
     np.array([[-1.0, -0.25, -0.5], [-2.0, -0.125, -np.inf]], np.float32),
@@ -170,6 +192,12 @@ def test_the_likelihood_of_the_prompt(
         ({"text": "a", "sampling_params": {"temperature": 3}}, "temperature"),
         ({"text": "a", "sampling_params": {"stop_regex": "x"}}, "stop_regex"),
         ({"text": "a", "sampling_params": {"stream": True}}, "sampling_params"),
+        ({"text": "a", "sampling_params": {"echo": True}}, "sampling_params"),
+        ({"text": "a", "sampling_params": {"structural_tag": "x"}}, "structural_tag"),
+        ({"text": "a", "temperature": 0}, "temperature"),
+        ({"text": "a", "priority": 101}, "priority"),
+        ({"text": "a", "extra_key": "x", "cache_salt": "y"}, "extra_key"),
+        ({"text": "a", "top_logprobs_num": 2}, "top_logprobs_num"),
         ({"text": "a", "logprob_start_len": 0}, "logprob_start_len"),
         ({"input_ids": [1, 2], "return_logprob": True, "logprob_start_len": 2}, "logprob_start_len"),
         ({"text": "a", "return_logprob": True, "logprob_start_len": -2}, "logprob_start_len"),

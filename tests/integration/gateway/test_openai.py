@@ -261,6 +261,20 @@ def test_a_stream_with_a_key_goes_on_where_it_broke_at_another_gateway(
     assert len(again) == len(first + rest) + 2
 
 
+def test_a_client_that_says_to_have_more_than_there_is_is_told(
+    gateway: GatewayProcess, answering: Answering
+) -> None:
+    body, key = {"prompt": "France", "stream": True}, {"Idempotency_Key": "ahead"}
+    *_, last, done = gateway.stream("POST", "/v1/completions", body, **key).events()
+    assert done.data == "[DONE]"
+    (only,) = gateway.stream(
+        "POST", "/v1/completions", body, Last_Event_ID=str(last.event_id), **key
+    ).events()
+    assert only.data == "[DONE]"
+    error, done = gateway.stream("POST", "/v1/completions", body, Last_Event_ID="999", **key).events()
+    assert (error.data["error"]["code"], done.data) == ("position_ahead", "[DONE]")
+
+
 def test_a_stream_without_a_key_has_plain_chunks(
     client: openai.OpenAI, gateway: GatewayProcess, answering: Answering
 ) -> None:

@@ -225,6 +225,16 @@ def test_a_background_stream_goes_on_anywhere(
     assert [event.name for event in again] == [event.name for event in told]
 
 
+def test_a_client_that_says_to_have_more_than_there_is_is_told(
+    client: openai.OpenAI, gateway: GatewayProcess, answering: Answering
+) -> None:
+    path = f"/v1/responses/{client.responses.create(model=MODEL, input='x').id}?stream=true&starting_after="
+    last = gateway.stream("GET", f"{path}0").events()[-1].event_id
+    assert gateway.stream("GET", f"{path}{last}").events() == []
+    (error,) = gateway.stream("GET", f"{path}9999").events()
+    assert (error.name, error.data["code"]) == ("error", "position_ahead")
+
+
 def test_a_client_that_leaves_cancels_what_is_not_in_background(
     gateway: GatewayProcess, worker: ScriptedWorker, rooms: Rooms, spoken: list[Token]
 ) -> None:
@@ -290,6 +300,20 @@ def test_a_stream_with_a_key_goes_on_where_it_broke(
         ({"input": "x", "prompt_logprobs": 1}, "prompt_logprobs"),
         ({"input": "x", "n": 2}, "n"),
         ({"input": "x", "suffix": "y"}, "suffix"),
+        ({"input": "x", "max_tokens": 5}, "max_tokens"),
+        ({"input": "x", "max_completion_tokens": 5}, "max_completion_tokens"),
+        ({"input": "x", "messages": [{"role": "user", "content": "x"}]}, "messages"),
+        ({"input": "x", "response_format": {"type": "json_object"}}, "response_format"),
+        ({"input": "x", "tool_choice": "required"}, "tool_choice"),
+        ({"input": "x", "stream_options": {"include_usage": True}}, None),
+        (
+            {"input": "x", "stream": True, "stream_options": {"include_obfuscation": True}},
+            "stream_options.include_obfuscation",
+        ),
+        (
+            {"input": "x", "stream": True, "stream_options": {"continuous_usage_stats": True}},
+            "stream_options.continuous_usage_stats",
+        ),
         ({"input": "x", "text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format"),
         ({"input": "x", "metadata": {"a": 1}}, "metadata.a"),
     ],
@@ -301,6 +325,24 @@ def test_what_is_refused_is_named(
     assert reply.status == 400, reply.body
     found = reply.body["error"]["param"]
     assert found == param or (param and found.startswith(param)), reply.body
+
+
+def test_a_response_shows_what_it_has(
+    client: openai.OpenAI, gateway: GatewayProcess, answering: Answering
+) -> None:
+    logprobs: Any = "message.output_text.logprobs"
+    plain = client.responses.create(model=MODEL, input="x")
+    full = client.responses.create(model=MODEL, input="x", include=[logprobs])
+    assert client.responses.retrieve(full.id, include=[logprobs]).id == full.id
+    for path in (f"/v1/responses/{plain.id}", f"/v1/responses/{plain.id}/input_items"):
+        for query, param in (
+            (f"include[]={logprobs}", "include"),
+            ("include=file_search_call.results", "include"),
+            ("include_obfuscation=true", "include_obfuscation"),
+        ):
+            reply = gateway.call("GET", f"{path}?{query}")
+            assert (reply.status, reply.body["error"]["param"]) == (400, param)
+    assert gateway.call("GET", f"/v1/responses/{full.id}?include_obfuscation=false").status == 200
 
 
 WEATHER: Any = {
