@@ -37,6 +37,7 @@ SMALL = {
     "OMP_NUM_THREADS": "1",
     "KV_POOL_TOKENS": "8192",
     "KV_DIGEST": "1",
+    "CHUNK_TOKENS": "256",  # no prompt here is longer, and a worker that starts computes one of that length
     "SUSPECT_AFTER": "100",  # kills here come from outside: no request is to blame
     "GRACE_S": "1",
 }
