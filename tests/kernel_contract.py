@@ -8,6 +8,7 @@ import math
 import os
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ RAGGED = [(7, 7), (1, 1), (5, 40), (1, 33), (1, 300), (16, 64), (1, 64), (2, 3),
 
 
 # Largest difference from float64, absolute and relative, of operations whose inputs and results are about 1.
-TOLERANCE = {
+TOLERANCE: dict[torch.dtype, dict[str, Any]] = {
     torch.float32: {"atol": 1e-5, "rtol": 1e-5},
     torch.float16: {"atol": 4e-3, "rtol": 4e-3},
     torch.bfloat16: {"atol": 2e-2, "rtol": 2e-2},
@@ -43,7 +44,6 @@ def fresh_inputs() -> int:
 def poisoned_outputs() -> Iterator[None]:
     """What torch allocates is full of NaN, so that a value which a kernel does not write is seen."""
     torch.use_deterministic_algorithms(True, warn_only=True)
-    assert torch.utils.deterministic.fill_uninitialized_memory
     assert torch.empty(4).isnan().all()
     yield
     torch.use_deterministic_algorithms(False)
@@ -82,13 +82,13 @@ class PagedCase:
         self.layer_kv.fill_(NAN)
         self.complete = self.layer_kv.clone()
         for (query, context), table, kv in zip(lens, tables, self.dense, strict=True):
-            for position in range(context):
-                page, slot = table[position // page_size], position % page_size
-                self.complete[page, :, slot] = kv[:, position]
-                if position < context - query:
-                    self.layer_kv[page, :, slot] = kv[:, position]
+            position = torch.arange(context)
+            page, slot = torch.tensor(table)[position // page_size], position % page_size
+            self.complete[page, :, slot] = kv.transpose(0, 1)
+            cached = context - query
+            self.layer_kv[page[:cached], :, slot[:cached]] = kv[:, :cached].transpose(0, 1)
 
-    def run(self, kernels: Kernels, **options: float | None) -> Tensor:
+    def run(self, kernels: Kernels, **options: Any) -> Tensor:
         plan = kernels.plan(self.batch, CPU)
         kernels.append(self.new[0], self.new[1], self.layer_kv, plan)
         return kernels.attention(self.q, self.layer_kv, plan, scale=0.2, **options)

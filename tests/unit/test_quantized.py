@@ -1,6 +1,9 @@
 """Quantized matrices: what is kept of their values, and products and models in few bits."""
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -130,20 +133,41 @@ def test_what_is_no_number_shows_in_the_product(kernels: Kernels, rows: int, bro
     assert kernels.linear(x, matrix)[1:].isfinite().all()
 
 
+class Saved(NamedTuple):
+    """A random model in a directory, and its logits by plain torch."""
+
+    directory: Path
+    expected: Tensor
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Saved]:
+    """One for each form and shape, whatever it is compared with."""
+
+    @cache
+    def save(form: str, family: str, **shape: Any) -> Saved:
+        directory = save_directory(random_model(family, **shape), tmp_path_factory.mktemp(family))
+        return Saved(directory, logits(directory, "reference", form))
+
+    return save
+
+
+def logits(directory: Path, kernels: str, form: str) -> Tensor:
+    """Prompts of many rows, of few, and decodes."""
+    return chunked(
+        load_model(directory, "float32", "cpu", kernels_called(kernels), form), random_tokens(), [35, 6]
+    )
+
+
 @pytest.mark.parametrize("form", ["int8", "int4"])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("isa", usable_isas())
 def test_model_equals_the_reference_with_the_same_weights(
-    isa: str, form: str, family: str, tied: bool, tmp_path: Path
+    saved: Callable[..., Saved], isa: str, form: str, family: str, tied: bool
 ) -> None:
-    """Prompts of many rows, of few, and decodes."""
-    directory = save_directory(random_model(family, tie_word_embeddings=tied), tmp_path)
-    tokens = random_tokens()
-    reference = load_model(directory, "float32", "cpu", kernels_called("reference"), form)
-    model = load_model(directory, "float32", "cpu", kernels_called(isa), form)
-    expected, got = (chunked(each, tokens, [35, 6]) for each in (reference, model))
-    torch.testing.assert_close(got, expected, atol=3e-3, rtol=3e-3)
+    directory, expected = saved(form, family, tie_word_embeddings=tied)
+    torch.testing.assert_close(logits(directory, isa, form), expected, atol=3e-3, rtol=3e-3)
 
 
 def test_packed_weights_take_the_bits_they_have(tmp_path: Path) -> None:
@@ -158,16 +182,10 @@ def test_packed_weights_take_the_bits_they_have(tmp_path: Path) -> None:
     assert sizes["int4"] < sizes["int8"]
 
 
-def test_columns_that_are_no_whole_groups_stay_in_the_dtype(kernels: Kernels, tmp_path: Path) -> None:
-    theirs = random_model("llama", hidden_size=80, head_dim=24)
-    directory = save_directory(theirs, tmp_path)
-    tokens = random_tokens()
-    reference = kernels_called("reference")
-    expected, got = (
-        chunked(load_model(directory, "float32", "cpu", each, "int8"), tokens, [20])
-        for each in (reference, kernels)
-    )
-    torch.testing.assert_close(got, expected, atol=3e-3, rtol=3e-3)
+@pytest.mark.parametrize("isa", usable_isas())
+def test_columns_that_are_no_whole_groups_stay_in_the_dtype(saved: Callable[..., Saved], isa: str) -> None:
+    directory, expected = saved("int8", "llama", hidden_size=80, head_dim=24)
+    torch.testing.assert_close(logits(directory, isa, "int8"), expected, atol=3e-3, rtol=3e-3)
 
 
 def test_auto_is_the_form_of_the_file_where_bfloat16_was_asked_for() -> None:
