@@ -43,13 +43,14 @@ $(VENV)/.developed: $(VENV)/.installed
 up: install ## serve the model: Redis, workers, gateway, Flower; then answer one question
 	@$(BIN)/kvrelay up
 
-test: develop ## run every test
+test: develop ## run every test; ARGS chooses some, as pytest does
 	@if [ -x tests/setup.sh ]; then tests/setup.sh; fi
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m $(if $(ARGS),pytest $(ARGS),tests.suite)
 
 lint: develop ## ruff and mypy
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+	@$(BIN)/mypy --config-file .ci/mypy.ini
 
 bench: develop ## measure; prints tables
 	@$(BIN)/python -m bench $(ARGS)

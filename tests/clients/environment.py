@@ -25,11 +25,13 @@ def environment(name: str) -> Path:
     stamp = folder / ".installed"
     if stamp.exists() and stamp.read_text() == wanted:
         return folder / "bin"
-    _run(sys.executable, "-m", "venv", "--clear", str(folder))
-    pip = [str(folder / "bin" / "pip"), "--disable-pip-version-check", "install", "-q"]
+    _run(sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder))
+    # By our own pip; and only what is imported gets compiled, when it is.
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    install = [*pip, "--python", str(folder / "bin" / "python"), "install", "-q", "--no-compile"]
     for file, more in zip(files, ([], ["--no-deps"])):
         if file.exists():
-            _run(*pip, *more, "-r", str(file))
+            _run(*install, *more, "-r", str(file))
     stamp.write_text(wanted)
     return folder / "bin"
 
