@@ -36,8 +36,8 @@ class Commands(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            near = get_close_matches(args[0], COMMANDS, 1)
-            error.message += f" Did you mean {near[0]!r}?" if near else ""
+            if near := get_close_matches(args[0], COMMANDS, 1):
+                raise click.UsageError(f"{error.message} Did you mean {near[0]!r}?", error.ctx) from None
             raise
 
 

@@ -1,6 +1,6 @@
 """The decoder that Llama and its relatives share, as kernels get it, and the pass they make of it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -49,7 +49,7 @@ class Decoder:
     intermediate_size: int
     rms_norm_eps: float
     embedding: Matrix  # [vocab, hidden]
-    layers: Iterator[Layer]
+    layers: Iterable[Layer]
     final_norm: Tensor
     head: Matrix  # [vocab, hidden]; the embedding itself where they are tied
     cos_sin: Tensor  # float32 [positions, head_dim]

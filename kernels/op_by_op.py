@@ -8,17 +8,20 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from kernels.decoder import Decoder, Layer, ends_group
+from kernels.quantized_matrix import dense
 
 if TYPE_CHECKING:
     from kernels.base import Kernels, Plan
 
 
 class OpByOp:
-    """See `kernels.decoder.ForwardPass`. For kernels that offer nothing faster."""
+    """See `kernels.decoder.ForwardPass`, of dense matrices. For kernels that offer nothing faster."""
 
     def __init__(self, kernels: Kernels, decoder: Decoder) -> None:
         self._kernels = kernels
         self._decoder = decoder
+        self._embedding = dense(decoder.embedding, decoder.dtype)
+        self._head = dense(decoder.head, decoder.dtype)
         self._layers = list(decoder.layers)
 
     def __call__(
@@ -32,7 +35,7 @@ class OpByOp:
         group_layers: int = 1,
     ) -> Tensor:
         kernels, eps = self._kernels, self._decoder.rms_norm_eps
-        residual = kernels.embedding(tokens, self._decoder.embedding)
+        residual = kernels.embedding(tokens, self._embedding)
         x = kernels.rms_norm(residual, self._layers[0].attention_norm, eps)
         next_norms = [layer.attention_norm for layer in self._layers[1:]] + [self._decoder.final_norm]
         for i, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):
@@ -42,7 +45,7 @@ class OpByOp:
             x, residual = kernels.add_rms_norm(x, residual, next_norm, eps)
             if on_layer is not None and ends_group(i, group_layers, len(self._layers)):
                 on_layer(i)
-        return kernels.logits(x[logit_rows], self._decoder.head)
+        return kernels.logits(x[logit_rows], self._head)
 
     def _attend(self, layer: Layer, x: Tensor, positions: Tensor, layer_kv: Tensor, plan: Plan) -> Tensor:
         kernels, decoder = self._kernels, self._decoder

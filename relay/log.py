@@ -7,7 +7,7 @@ from typing import Any
 FORMAT = "%(asctime)s %(levelname).1s %(processName)s %(name)s %(message)s"
 
 
-def event(logger: logging.Logger, name: str, level: int = logging.INFO, **fields: Any) -> None:
+def event(logger: logging.Logger, name: str, level: int = logging.INFO, /, **fields: Any) -> None:
     """Log one event; fields that are None are left out."""
     if not logger.isEnabledFor(level):
         return

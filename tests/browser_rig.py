@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
 WAIT_MS = 15_000
 expect.set_options(timeout=WAIT_MS)
@@ -40,11 +40,13 @@ def watched_page(browser: Browser, **context: Any) -> Iterator[Page]:
     page, wrong, asked = inside.new_page(), list[str](), set[str]()
     page.on("pageerror", lambda error: wrong.append(str(error)))
     # That an answer was a 401 or 503 is for the page to show, and a lost connection too.
-    page.on(
-        "console", lambda m: m.type == "error" and "Failed to load" not in m.text and wrong.append(m.text)
-    )
+    page.on("console", lambda message: wrong.extend(_errors(message)))
     page.on("request", lambda request: asked.add("/".join(request.url.split("/")[:3])))
     yield page
     inside.close()
     assert not wrong
     assert len(asked) <= 1
+
+
+def _errors(message: ConsoleMessage) -> list[str]:
+    return [message.text] if message.type == "error" and "Failed to load" not in message.text else []

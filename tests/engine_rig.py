@@ -190,7 +190,8 @@ class Rig:
 
     def the(self, kind: type[Event], key: str) -> Any:
         """The one event of this kind for a leg."""
-        found = [event for event in self.events if isinstance(event, kind) and event.key == key]
+        found: list[Any] = [event for event in self.events if isinstance(event, kind)]
+        found = [event for event in found if event.key == key]
         assert len(found) == 1, f"{len(found)} {kind.__name__} for {key}: {self.events}"
         return found[0]
 

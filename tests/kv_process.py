@@ -15,6 +15,7 @@ from relay.geometry import Geometry
 from tests.kv import DEADLINE_S, KVWorker
 from workers.engine.messages import Computed
 from workers.transfer.base import Destination, Handshakes, KVReceiver, KVSender, Seal, TransferEvent
+from workers.transfer.manager import TransferManager
 from workers.transfer.metadata import unpack
 
 
@@ -49,9 +50,8 @@ class Served(KVWorker):
     def bootstrap(self, room: int, to: Destination, metadata: bytes, peer: Geometry) -> None:
         self._senders[room].bootstrap(to, metadata, peer)
 
-    def computed(self, room: int, *part: int) -> None:
-        """`part`: first layer, last layer, first page, last page."""
-        self._senders[room].computed(Computed("key", *part))
+    def computed(self, room: int, first_layer: int, last_layer: int, first_page: int, last_page: int) -> None:
+        self._senders[room].computed(Computed("key", first_layer, last_layer, first_page, last_page))
 
     def seal(self, room: int, seal: Seal) -> None:
         self._senders[room].seal(seal)
@@ -91,6 +91,7 @@ class Served(KVWorker):
         return cut
 
     def read_row(self, row: int) -> Seal | None:
+        assert isinstance(self.manager, TransferManager)
         return unpack(self.manager.rows.read(row))
 
     def refill(self, seed: int) -> None:

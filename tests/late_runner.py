@@ -34,7 +34,7 @@ class Queued:
 
 
 class LateRunner(ModelRunner):
-    ahead = 1  # type: ignore[assignment] - in place of the property
+    ahead = 1  # type: ignore[assignment]  # in place of the property
 
     def __init__(self, model: Any, kv: Any, group_layers: int) -> None:
         super().__init__(model, kv, group_layers)

@@ -69,8 +69,10 @@ def save_gguf(model: PreTrainedModel, path: Path, metadata: dict[str, float | st
     if getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
     for key, value in (metadata or {}).items():
-        add = writer.add_string if isinstance(value, str) else writer.add_float32
-        add(f"{architecture}.{key}", value)
+        if isinstance(value, str):
+            writer.add_string(f"{architecture}.{key}", value)
+        else:
+            writer.add_float32(f"{architecture}.{key}", value)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config.num_hidden_layers)
     for name, weight in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
@@ -80,7 +82,9 @@ def save_gguf(model: PreTrainedModel, path: Path, metadata: dict[str, float | st
             values = _interleave(values, config.num_attention_heads)
         if architecture == "llama" and ".k_proj." in name:
             values = _interleave(values, config.num_key_value_heads)
-        writer.add_tensor(names.get_name(name, (".weight", ".bias")), values)
+        there = names.get_name(name, (".weight", ".bias"))
+        assert there, name
+        writer.add_tensor(there, values)
     if config.rope_parameters["rope_type"] == "llama3":
         scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config)
         plain = config.rope_parameters["rope_theta"] ** -(
@@ -103,7 +107,7 @@ def head_dim(config: Any) -> int:
 
 
 @lru_cache(maxsize=1)
-def default_model_in_transformers() -> PreTrainedModel:
+def default_model_in_transformers() -> Any:
     """The default model, dequantized to float32. Loaded once; do not change it."""
     path = default_model_path()
     model = AutoModelForCausalLM.from_pretrained(

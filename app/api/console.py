@@ -36,7 +36,8 @@ def _page(name: str) -> Response:
     response = make_response(render_template(f"{name}.html", page=name))
     response.headers["Cache-Control"] = "no-cache"
     response.add_etag()
-    return _guarded(response.make_conditional(request))
+    response.make_conditional(request)
+    return _guarded(response)
 
 
 def _guarded(response: Response) -> Response:

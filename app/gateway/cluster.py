@@ -33,7 +33,7 @@ _COUNTS = {
 
 _LEGS = (Leg.PREFILL, Leg.DECODE)
 # A counter that first appears when it has counted seems to have risen by nothing.
-_NEVER = {
+_NEVER: dict[tuple[str, ...], int] = {
     **{("lease", event): 0 for event in ("granted", "renewed", "expired", "fenced")},
     **{("returned", leg, why): 0 for leg in _LEGS for why in (*Why, "forgotten", "expired")},
     **{("local", reason): 0 for reason in ("unified", "fork")},

@@ -31,15 +31,16 @@ class Loopback:
 
     def post(self, path: str, body: dict[str, Any], idempotency_key: str, line: Line) -> Reply:
         """Never raises for what the API refuses: that is an answer."""
-        builder = EnvironBuilder(path, method="POST", json=body, headers={"Idempotency-Key": idempotency_key})
+        headers = [("Idempotency-Key", idempotency_key)]
+        builder = EnvironBuilder(path, method="POST", json=body, headers=headers)
         environ = builder.get_environ()
         builder.close()
         environ[KEY] = line
-        pieces, status, headers = run_wsgi_app(self._app, environ)
-        retry_after = headers.get("Retry-After")
+        pieces, status, replied = run_wsgi_app(self._app, environ)
+        retry_after = replied.get("Retry-After")
         return Reply(
             status=int(status.split()[0]),
-            request_id=headers["X-Request-Id"],
+            request_id=replied["X-Request-Id"],
             retry_after_s=float(retry_after) if retry_after else None,
             body=json.loads(b"".join(pieces)),
         )

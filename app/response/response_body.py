@@ -38,7 +38,7 @@ class TextFormat(Strict):
     name: str | None = None
     description: str | None = None
     strict: bool | None = None
-    body: dict[str, Any] | None = Field(None, alias="schema")
+    body: dict[str, Any] | None = Field(default=None, alias="schema")
 
 
 class TextOptions(Strict):

@@ -16,10 +16,10 @@ _Scanner = CallScanner | NamedCallScanner | PythonCallScanner
 
 
 class Piece(NamedTuple):
-    """What became certain: text, or of call `index` its name, or more of its arguments."""
+    """What became certain: text, or of call number `call` its name, or more of its arguments."""
 
     text: str = ""
-    index: int = -1
+    call: int = -1
     name: str | None = None
     arguments: str = ""
 
@@ -137,10 +137,10 @@ class ToolParser:
         if call.name is None:
             return []
         self._hold("")
-        pieces = [] if self._named else [Piece(index=self.calls, name=call.name)]
+        pieces = [] if self._named else [Piece(call=self.calls, name=call.name)]
         self._named = True
         if arguments := call.take_arguments():
-            pieces.append(Piece(index=self.calls, arguments=arguments))
+            pieces.append(Piece(call=self.calls, arguments=arguments))
         told = self._several or self.calls == 0
         self._after_call = call.done
         if call.done:

@@ -34,7 +34,7 @@ class ToolReply:
         parser = self._new_parser()
         pieces = parser.push(text) + parser.flush()
         calls = [
-            {"id": self._call_id(piece.index), "type": "function", "function": _function(pieces, piece)}
+            {"id": self._call_id(piece.call), "type": "function", "function": _function(pieces, piece)}
             for piece in pieces
             if piece.name is not None
         ]
@@ -51,11 +51,11 @@ class ToolReply:
         content = "".join(piece.text for piece in pieces)
         calls: dict[int, dict[str, Any]] = {}
         for piece in pieces:
-            if piece.index < 0:
+            if piece.call < 0:
                 continue
-            call = calls.setdefault(piece.index, {"index": piece.index, "function": {"arguments": ""}})
+            call = calls.setdefault(piece.call, {"index": piece.call, "function": {"arguments": ""}})
             if piece.name is not None:
-                call |= {"id": self._call_id(piece.index), "type": "function"}
+                call |= {"id": self._call_id(piece.call), "type": "function"}
                 call["function"] = {"name": piece.name, "arguments": ""}
             call["function"]["arguments"] += piece.arguments
         shown: dict[str, Any] = {"content": content} if content else {}
@@ -67,5 +67,5 @@ class ToolReply:
 
 
 def _function(pieces: list[Piece], named: Piece) -> dict[str, Any]:
-    arguments = "".join(piece.arguments for piece in pieces if piece.index == named.index)
+    arguments = "".join(piece.arguments for piece in pieces if piece.call == named.call)
     return {"name": named.name, "arguments": arguments}

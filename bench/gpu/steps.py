@@ -2,6 +2,7 @@
 
 import time
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,7 +35,7 @@ class RandomModel:
         self._pass = self.kernels.compile(shape.decoder(size, device))
 
     @torch.inference_mode()
-    def forward(self, *arguments: Tensor) -> Tensor:
+    def forward(self, *arguments: Any) -> Tensor:
         return self._pass(*arguments)
 
 

@@ -23,7 +23,7 @@ def test_a_replayed_step_equals_the_same_step_op_by_op() -> None:
     kernels = FlashInferKernels()
     torch.manual_seed(0)
     decoder = shape.decoder(shape.TINY, cuda)
-    decoder = replace(decoder, layers=list(decoder.layers))  # type: ignore[arg-type] - read twice
+    decoder = replace(decoder, layers=list(decoder.layers))  # read twice
     graphed, eager = kernels.compile(decoder), OpByOp(kernels, decoder)
     pool = torch.randn(shape.TINY.pool(64, PAGE_SIZE), device=cuda).to(torch.bfloat16)
     for rows in (1, 3, 7, 4, 3, 2, 7):

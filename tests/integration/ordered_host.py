@@ -79,6 +79,9 @@ class OrderedHost:
     def stats(self) -> dict[str, Any]:
         return {"free_pages": 7, "running": len(self.running)}
 
+    def flush_cache(self) -> int:
+        return 0
+
     def drain(self) -> None:
         if self.drain_ends is None:
             self.note("drain")

@@ -61,10 +61,10 @@ def test_a_restart_between_two_bells_loses_none(broker: RedisServer) -> None:
 
 def test_ring_never_hangs_with_a_hanging_broker(broker: RedisServer) -> None:
     assert celery.ring(BELL)
-    os.kill(broker._process.pid, signal.SIGSTOP)
+    os.kill(broker.process_id, signal.SIGSTOP)
     try:
         asked = time.monotonic()
         assert not celery.ring(BELL)
         assert time.monotonic() - asked < 10.0
     finally:
-        os.kill(broker._process.pid, signal.SIGCONT)
+        os.kill(broker.process_id, signal.SIGCONT)

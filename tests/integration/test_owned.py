@@ -1,7 +1,7 @@
 """Files, batches and responses belong to the key that made them: nobody else finds, reads or ends them."""
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import openai
@@ -56,11 +56,13 @@ def test_a_batch_and_its_files(clients: list[openai.OpenAI], answering: None) ->
     eventually(lambda: ann.batches.retrieve(batch.id).status == "completed", "the batch ends")
     output = ann.batches.retrieve(batch.id).output_file_id or ""
     for foreign in (file.id, output):
-        for call in (bob.files.retrieve, bob.files.content, bob.files.delete):
+        calls: tuple[Callable[[str], object], ...] = (bob.files.retrieve, bob.files.content, bob.files.delete)
+        for call in calls:
             with pytest.raises(openai.NotFoundError):
                 call(foreign)
         assert root.files.retrieve(foreign).id == foreign
-    for call in (bob.batches.retrieve, bob.batches.cancel):
+    calls = (bob.batches.retrieve, bob.batches.cancel)
+    for call in calls:
         with pytest.raises(openai.NotFoundError):
             call(batch.id)
     assert list(bob.files.list()) == list(bob.batches.list()) == []

@@ -85,6 +85,16 @@ class Worker:
     def rung(self) -> list[str]:
         return [call.split()[1] for call in self.calls() if call.startswith("ring ")]
 
+    def hears(self, request_id: str) -> None:
+        until(lambda: request_id in self.rung(), f"the bell of {request_id} arrives")
+
+    def obeys(self, request_id: str) -> None:
+        """Its order is followed: the task ends."""
+        until(lambda: not (self.orders / f"{request_id}.ok").exists(), f"the task of {request_id} ends")
+
+    def reaches(self, task_id: str, state: str) -> None:
+        until(lambda: self.states(task_id)[-1:] == [state], f"{task_id} has {state}")
+
     def states(self, task_id: str) -> list[str]:
         """The Celery events of one task, in order, without their prefix."""
         seen = [event for event in self.events if event.get("uuid") == task_id]
@@ -238,10 +248,9 @@ def test_bad_doorbells_fail_and_the_worker_lives(start: Start) -> None:
         worker.app.send_task("kvrelay.prefill", args=(1, 2), queue=QUEUE).id,
     ]
     for bell in bells:
-        until(lambda bell=bell: worker.states(bell)[-1:] == ["failed"], "the bell fails")
+        worker.reaches(bell, "failed")
     worker.order("req_fine")
-    fine = worker.ring("req_fine")
-    until(lambda: worker.states(fine)[-1:] == ["succeeded"], "the next bell works")
+    worker.reaches(worker.ring("req_fine"), "succeeded")
 
 
 def test_sigterm_finishes_what_runs(start: Start) -> None:
@@ -310,13 +319,13 @@ def test_work_in_flight_survives_three_restarts_of_redis(broker: RedisServer, st
     until(lambda: worker.rung() == ["req_long"], "it runs")
     for i in range(3):
         tasks.append(worker.ring(f"req_{i}"))
-        until(lambda i=i: f"req_{i}" in worker.rung(), "a bell arrives before the outage")
+        worker.hears(f"req_{i}")
         broker.kill()
         worker.order(f"req_{i}")
-        until(lambda i=i: not (worker.orders / f"req_{i}.ok").exists(), "a task ends during the outage")
+        worker.obeys(f"req_{i}")
         broker.start()
         tasks.append(worker.ring(f"req_after_{i}"))
-        until(lambda i=i: f"req_after_{i}" in worker.rung(), "a bell arrives after the outage")
+        worker.hears(f"req_after_{i}")
         assert worker.process.poll() is None
         worker.order(f"req_after_{i}")
     until(lambda: len(worker.inspect("active")) == 1, "all but one ended")

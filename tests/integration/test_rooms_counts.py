@@ -81,7 +81,8 @@ def test_the_first_token_and_the_end_are_told_once_and_not_of_batches(rooms: Roo
 
 
 def test_the_backlog_tells_the_oldest_of_each_queue_apart_for_batches(rooms: Rooms) -> None:
-    assert rooms.backlog() == [Backlog(leg, kind, 0, 0) for leg in ("prefill", "decode") for kind in (0, 1)]
+    legs = (Leg.PREFILL, Leg.DECODE)
+    assert rooms.backlog() == [Backlog(leg, kind, 0, 0) for leg in legs for kind in (False, True)]
     low = submission(priority=9)
     rooms.submit(low)
 

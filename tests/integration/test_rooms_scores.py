@@ -7,7 +7,7 @@ import pytest
 
 from relay.answers import Emission, Prefilled
 from relay.prompt_logprobs import PromptLogprobs
-from relay.request import Finish, Leg
+from relay.request import Claimed, Finish, Leg
 from relay.rooms import Rooms
 from tests.integration.scene import PREFILLED, TRANSFER, claim, submission, tokens
 
@@ -21,6 +21,12 @@ def prefilled(value: float) -> Prefilled:
     return PREFILLED._replace(scores=scores(value))
 
 
+def claimed(rooms: Rooms, leg: Leg) -> Claimed:
+    got = claim(rooms, leg, f"worker of {leg}")
+    assert got
+    return got.claimed
+
+
 def values(rooms: Rooms, request_id: str) -> Any:
     found = rooms.scores(request_id)
     return None if found is None else found.logprobs.tolist()
@@ -31,13 +37,13 @@ def test_they_come_with_the_prefill_and_stay(rooms: Rooms, unified: bool) -> Non
     request_id = rooms.submit(submission()).request_id
     assert rooms.scores(request_id) is None
     if unified:
-        hold = claim(rooms, Leg.BOTH, "u").claimed.hold
+        hold = claimed(rooms, Leg.BOTH).hold
         emission = Emission(hold, 0, tokens(0, 1), None, prefilled(-1.0))
         for _ in range(2):
             rooms.emit([emission])
     else:
-        first = claim(rooms, Leg.PREFILL, "p").claimed
-        hold = claim(rooms, Leg.DECODE, "d").claimed.hold
+        first = claimed(rooms, Leg.PREFILL)
+        hold = claimed(rooms, Leg.DECODE).hold
         rooms.publish(hold, first.room, [1], 0)
         for _ in range(2):
             assert rooms.kv_ready(first.hold, first.room, prefilled(-1.0), TRANSFER).ok
@@ -52,7 +58,7 @@ def test_they_come_with_the_prefill_and_stay(rooms: Rooms, unified: bool) -> Non
 
 def test_who_lost_the_leg_says_nothing(rooms: Rooms) -> None:
     request_id = rooms.submit(submission()).request_id
-    hold = claim(rooms, Leg.BOTH, "u").claimed.hold
+    hold = claimed(rooms, Leg.BOTH).hold
     rooms.cancel(request_id)
     rooms.emit([Emission(hold, 0, tokens(0, 1), None, prefilled(-1.0))])
     assert rooms.scores(request_id) is None
@@ -60,7 +66,7 @@ def test_who_lost_the_leg_says_nothing(rooms: Rooms) -> None:
 
 def test_an_end_without_any_token(rooms: Rooms) -> None:
     request_id = rooms.submit(submission()).request_id
-    hold = claim(rooms, Leg.BOTH, "u").claimed.hold
+    hold = claimed(rooms, Leg.BOTH).hold
     rooms.emit([Emission(hold, 0, [], Finish("length"), prefilled(-1.0))])
     record = rooms.record(request_id)
     assert record is not None

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -27,7 +28,7 @@ class Nest:
         self.mark = f"NEST={folder}"
         self.supervisor = Supervisor()
 
-    def start(self, *words: str, name: str = "child", **how: object) -> supervisor.Child:
+    def start(self, *words: str, name: str = "child", **how: Any) -> supervisor.Child:
         program = Program(
             name,
             [sys.executable, str(STUBBORN), *words],

@@ -52,6 +52,12 @@ class Up:
     def ended(self) -> int:
         return self.process.wait(timeout=60.0)
 
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        print(self.said())
+        until(lambda: not self.processes(), "nothing is left behind")
+
     def processes(self) -> list[int]:
         return marked(self.mark) + inside(self.var / "valkey")
 
@@ -91,10 +97,7 @@ def up(tmp_path: Path) -> Iterator[Callable[..., Up]]:
 
     yield up
     for each in started:
-        each.process.kill()
-        each.process.wait()
-        print(each.said())
-        until(lambda each=each: each.processes() == [], "nothing is left behind")
+        each.end()
 
 
 def test_up_serves_heals_and_leaves_nothing(up: Callable[..., Up]) -> None:

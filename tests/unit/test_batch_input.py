@@ -14,7 +14,7 @@ ENDPOINT = "/v1/completions"
 MOST_BYTES = 10_000
 
 
-def a_line(custom_id: str = "a", **changes: Any) -> dict[str, Any]:
+def a_line(custom_id: Any = "a", **changes: Any) -> dict[str, Any]:
     return {"custom_id": custom_id, "method": "POST", "url": ENDPOINT, "body": {"prompt": "x"}} | changes
 
 

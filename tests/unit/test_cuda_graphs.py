@@ -3,7 +3,7 @@ on the device is run again on the CPU, on the same memory."""
 
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -48,7 +48,8 @@ class Rig:
 
         def capture(graph: DecodeGraph, run: OpByOp, memory: Any) -> None:
             self.captured.append(len(graph._tokens))
-            graph._graph = SimpleNamespace(replay=lambda: setattr(graph, "_logits", graph.step(run)))
+            replay = SimpleNamespace(replay=lambda: setattr(graph, "_logits", graph.step(run)))
+            graph._graph = cast(torch.cuda.CUDAGraph, replay)
 
         def new_plan(rows: int, pages: Tensor) -> PlayedPlan:
             self.plans.append((rows, len(pages)))
@@ -58,7 +59,7 @@ class Rig:
         monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
         torch.manual_seed(0)
         decoder = shape.decoder(shape.TINY, CPU)
-        decoder = replace(decoder, layers=list(decoder.layers))  # type: ignore[arg-type] - read twice
+        decoder = replace(decoder, layers=list(decoder.layers))  # read twice
         self.graphed = GraphedPass(PlayedKernels(), decoder, new_plan)
         self.op_by_op = OpByOp(PlayedKernels(), decoder)
         self.pool = torch.randn(shape.TINY.pool(PAGES, PAGE_SIZE)).to(torch.bfloat16)

@@ -2,6 +2,7 @@
 
 import random
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -22,8 +23,8 @@ from workers.engine.messages import (
 )
 from workers.engine.runner import ModelRunner
 
-PLAIN = {"max_tokens": 20, "ignore_eos": True}
-ASKING = (
+PLAIN: dict[str, Any] = {"max_tokens": 20, "ignore_eos": True}
+ASKING: tuple[dict[str, Any], ...] = (
     {"logprobs": 2},
     {"repetition_penalty": 1.3},
     {"frequency_penalty": 0.5},
@@ -37,7 +38,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Rig, "late", True)
 
 
-def at_once(monkeypatch: pytest.MonkeyPatch, **config: int) -> Rig:
+def at_once(monkeypatch: pytest.MonkeyPatch, **config: Any) -> Rig:
     with monkeypatch.context() as patch:
         patch.setattr(Rig, "late", False)
         return Rig(**config)
@@ -70,7 +71,8 @@ def test_random_parameters_give_the_same_tokens_as_at_once(
     draw = random.Random(seed)
     legs = []
     for i in range(6):
-        given = {"max_tokens": draw.randint(1, 20), "seed": i, "temperature": draw.choice([0.0, 0.8, 2.0])}
+        given: dict[str, Any] = {"max_tokens": draw.randint(1, 20), "seed": i}
+        given["temperature"] = draw.choice([0.0, 0.8, 2.0])
         given |= draw.choice([{}, {}, {"top_k": 9}, {"top_p": 0.7}, *ASKING]) if seed % 2 else {}
         given |= {"stop_token_ids": (draw.randrange(50),), "min_tokens": 0} if draw.random() < 0.5 else {}
         prompt = [draw.randrange(1, 50) for _ in range(draw.randint(1, 30))]
@@ -281,8 +283,12 @@ def test_the_runner_of_a_gpu_gives_the_same_tokens(monkeypatch: pytest.MonkeyPat
     rigs = [at_once(monkeypatch, chunk_tokens=8), at_once(monkeypatch, chunk_tokens=8)]
     for rig, ahead in zip(rigs, (1, 0), strict=True):
         monkeypatch.setattr(ModelRunner, "ahead", ahead)
-        for i, given in enumerate(({}, {"temperature": 0.0}, {"top_k": 4}, {"logprobs": 1, "max_tokens": 3})):
-            params = SamplingParams(**{"max_tokens": 12, "seed": i} | given)  # type: ignore[arg-type]
+        asked: tuple[dict[str, Any], ...] = (
+            *({}, {"temperature": 0.0}, {"top_k": 4}),
+            {"logprobs": 1, "max_tokens": 3},
+        )
+        for i, given in enumerate(asked):
+            params = SamplingParams(**{"max_tokens": 12, "seed": i} | given)
             rig.submit(unified(f"leg{i}", [i + 1] * (3 + 9 * i), params=params))
         rig.run()
     assert told(rigs[0]) == told(rigs[1])

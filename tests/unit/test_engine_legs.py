@@ -22,6 +22,7 @@ from workers.engine.messages import (
     Prebuilt,
     Prefill,
     Prefilled,
+    Produced,
     Proven,
     Refused,
     Reserve,
@@ -317,10 +318,13 @@ def test_a_leg_without_a_choosable_token_fails_alone_and_is_not_cached(leg: obje
 def test_the_thread_computes_until_it_is_stopped() -> None:
     rig = Rig()
     ended = Event()
-    rig.engine._on_produced = lambda produced: (
-        rig.produced.extend(produced),
-        ended.set() if produced[-1].ending else None,
-    )
+
+    def take(produced: list[Produced]) -> None:
+        rig.produced.extend(produced)
+        if produced[-1].ending:
+            ended.set()
+
+    rig.engine._on_produced = take
     rig.engine.start()
     rig.submit(unified("a", [1, 2, 3]))
     assert ended.wait(10.0)

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -14,7 +15,7 @@ from relay.settings import Settings, SettingsError
 USER, ADMIN = "user-key-0123456789", "admin-key-0123456789"
 
 
-def ring(**settings: str) -> KeyRing:
+def ring(**settings: Any) -> KeyRing:
     return KeyRing.from_settings(Settings(**settings))
 
 

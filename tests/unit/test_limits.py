@@ -149,7 +149,7 @@ def test_what_contradicts_the_grammar_leaves_nothing() -> None:
 
 @pytest.mark.parametrize("limit", [{"step_max_items": 3}, {"step_lexer_fuel": 10}])
 def test_a_grammar_that_becomes_too_complex_fails_the_answer(
-    limit: dict[str, int], monkeypatch: pytest.MonkeyPatch
+    limit: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It must not look like one that has ended."""
     monkeypatch.setattr("relay.grammar._LIMITS", LLParserLimits(**limit))

@@ -38,8 +38,10 @@ def test_what_comes_while_the_server_goes_away_and_is_back_is_handed_on(
     crashes: list[BaseException] = []
     unread: Any = mailbox
     thread = MailThread(unread, handed_on.put, crashes.append)
-    sent = [Ready("req_a", 1), Settled(1), Settled(2)]
-    for answer in (sent[:2], ConnectionError("away"), ConnectionError("still"), [], sent[2:]):
+    sent: list[Mail] = [Ready("req_a", 1), Settled(1), Settled(2)]
+    gone = ConnectionError("away")
+    answers: list[list[Mail] | Exception] = [sent[:2], gone, gone, [], sent[2:]]
+    for answer in answers:
         mailbox.answers.put(answer)
     thread.start()
     assert [handed_on.get(timeout=DEADLINE_S) for _ in sent] == sent

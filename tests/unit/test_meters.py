@@ -2,6 +2,7 @@
 
 import socket
 import time
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -39,10 +40,9 @@ def told(registry: CollectorRegistry) -> list[Sample]:
     return samples(generate_latest(registry).decode())
 
 
-def meters(registry: CollectorRegistry, **settings: object) -> Meters:
-    return Meters(
-        Settings(**{"role": "decode", "slo_ttft_ms": 500, "slo_tpot_ms": 100, **settings}), registry
-    )
+def meters(registry: CollectorRegistry, **settings: Any) -> Meters:
+    chosen: dict[str, Any] = {"role": "decode", "slo_ttft_ms": 500, "slo_tpot_ms": 100, **settings}
+    return Meters(Settings(**chosen), registry)
 
 
 def test_a_request_is_measured_by_the_stamps_of_its_record() -> None:
@@ -75,7 +75,7 @@ def test_a_request_is_measured_by_the_stamps_of_its_record() -> None:
         ({"completion_tokens": 1, "ended": SUBMITTED + 500}, "met", "met"),
     ],
 )
-def test_goodput_is_what_meets_both_targets(changes: dict[str, float], ttft: str, tpot: str) -> None:
+def test_goodput_is_what_meets_both_targets(changes: dict[str, Any], ttft: str, tpot: str) -> None:
     registry = CollectorRegistry()
     meters(registry).reached(END._replace(**changes))
     found = told(registry)

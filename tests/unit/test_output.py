@@ -4,6 +4,7 @@ import queue
 import threading
 import time
 from collections import Counter
+from typing import cast
 
 import pytest
 from redis.exceptions import ConnectionError, ResponseError, TimeoutError
@@ -11,6 +12,7 @@ from redis.exceptions import ConnectionError, ResponseError, TimeoutError
 from relay.answers import EmitOutcome, Emitted
 from relay.model_file import default_model_path
 from relay.request import Claimed, Hold, Leg
+from relay.rooms import Rooms
 from relay.sampling import SamplingParams
 from relay.server_clock import ServerClock
 from relay.tokenizer import Tokenizer
@@ -76,7 +78,7 @@ class Bench:
         self.rooms = FakeRooms()
         self.outcomes: queue.SimpleQueue = queue.SimpleQueue()
         self.meters = meters()
-        self.output = OutputThread(self.rooms, tokenizer, self.outcomes.put, self.meters)
+        self.output = OutputThread(cast(Rooms, self.rooms), tokenizer, self.outcomes.put, self.meters)
         self.put = self.output.put
 
     def open(self, key, emitted=(), **given) -> None:

@@ -56,10 +56,10 @@ def gathered(pieces: list[Piece]) -> tuple[str, Calls]:
     calls: dict[int, list[str]] = {}
     for piece in pieces:
         if piece.name is not None:
-            assert piece.index == len(calls)
-            calls[piece.index] = [piece.name, ""]
-        elif piece.index >= 0:
-            calls[piece.index][1] += piece.arguments
+            assert piece.call == len(calls)
+            calls[piece.call] = [piece.name, ""]
+        elif piece.call >= 0:
+            calls[piece.call][1] += piece.arguments
     return "".join(piece.text for piece in pieces), [(name, arguments) for name, arguments in calls.values()]
 
 
@@ -192,7 +192,7 @@ def test_calls_are_found_whatever_the_pieces(form: ToolFormat, answer: str, text
 def test_arguments_come_in_pieces_behind_the_name() -> None:
     parser = ToolParser(HERMES, NAMES)
     parser.push('<tool_call>{"name": "weather", "arguments": {"ci')
-    assert parser.push('ty": "Ro') == [Piece(index=0, arguments=char) for char in 'ty": "Ro']
+    assert parser.push('ty": "Ro') == [Piece(call=0, arguments=char) for char in 'ty": "Ro']
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from workers.transfer.base import RowsExhausted, SendFailed, Sent, Settled
 from workers.transfer.loopback import LoopbackTransport
 from workers.transfer.manager import TransferManager
 from workers.transfer.memory import KVMemory
+from workers.transfer.peer import Peer
 from workers.transfer.rows import Rows
 from workers.transfer.transport import PeerLost, TransportError
 
@@ -183,17 +184,20 @@ def test_a_write_that_never_lands_is_given_up_and_the_next_room_connects_anew(
     slow: KVWorker, decode: KVWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(thread, "STALL_S", 0.1)
-    connected = []
+    connected: list[str] = []
     connect = HeldTransport.connect
-    monkeypatch.setattr(
-        HeldTransport, "connect", lambda self, peer: connected.append(peer.boot) or connect(self, peer)
-    )
+
+    def noted(self: HeldTransport, peer: Peer) -> None:
+        connected.append(peer.boot)
+        connect(self, peer)
+
+    monkeypatch.setattr(HeldTransport, "connect", noted)
     late, stuck, next_one = (slow.manager.sender(room, "key", SOURCE) for room in (5, 6, 7))
     for sender, row in ((late, 0), (stuck, 1)):
         sender.bootstrap(destination(decode, TARGET, row), *decode.address())
         sender.computed(Computed("key", 0, 1, 0, 1))
-    failed = [slow.event(), slow.event()]
-    assert {each.room for each in failed if isinstance(each, SendFailed)} == {5, 6}
+    failed = [each for each in (slow.event(), slow.event()) if isinstance(each, SendFailed)]
+    assert {each.room for each in failed} == {5, 6}
     assert all("decode worker decode has landed for 0.1 s" in each.error for each in failed)
     late.close()
     HeldTransport.let.release()  # the first that looks is the first room

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -274,7 +275,11 @@ def test_posts_ascend_by_where_they_land() -> None:
 
 def test_a_part_goes_out_when_the_device_is_done_with_it() -> None:
     reached = 0
-    marks = [Computed("k", i, i + 1, 0, PAGES, lambda i=i: reached > i) for i in range(LAYERS)]
+
+    def done(layer: int) -> Callable[[], bool]:
+        return lambda: reached > layer
+
+    marks = [Computed("k", i, i + 1, 0, PAGES, done(i)) for i in range(LAYERS)]
     state = fresh()
     bootstrap(state)
     for part in marks:

@@ -48,7 +48,7 @@ class TransferThread:
         self._block_bytes = memory.geometry.layer_page_bytes
         self._post_blocks = max(1, post_bytes // self._block_bytes)
         self._digest = digest
-        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="transfer", daemon=True)
         # From here on the thread's own.
         self._on_event: Callable[[TransferEvent], None] = lambda _: None

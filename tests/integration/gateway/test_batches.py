@@ -301,8 +301,7 @@ def test_a_stopped_processor_hands_over(
         assert batch.request_counts.to_dict() == {"total": OPEN_LINES, "completed": OPEN_LINES, "failed": 0}
         assert len(content(client, batch.output_file_id)) == OPEN_LINES
         assert len(rooms.list_requests(100)) == OPEN_LINES
-        assert (
-            json.loads(rooms.redis.hget(f"{rooms.root}:req:{claims[0].hold.request_id}", "priority"))
-            == BATCH_PRIORITY
-        )  # type: ignore[arg-type]
+        redis: Any = rooms.redis
+        priority = redis.hget(f"{rooms.root}:req:{claims[0].hold.request_id}", "priority")
+        assert json.loads(priority) == BATCH_PRIORITY
     rooms.close()

@@ -180,8 +180,8 @@ def test_a_closed_pipe_cancels_it_too(
     env: dict[str, str], rooms: Rooms, worker: ScriptedWorker, spoken: list[Token]
 ) -> None:
     command = [sys.executable, "-m", "app.cli", "submit", "--stream", "Hello"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, cwd=ROOT, env=env, **pipes) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, env=env, stdout=pipe, stderr=pipe) as process:
         claimed = worker.claim()
         worker.emit(claimed, spoken[:1])
         assert process.stdout

@@ -78,7 +78,8 @@ def test_a_streamed_completion(client: openai.OpenAI, answering: Answering, spok
     assert last.choices == []
     assert last.usage
     assert last.usage.total_tokens == len(spoken) + last.usage.prompt_tokens
-    offsets = [chunk.choices[0].logprobs.text_offset[0] for chunk in chunks[:-1] if chunk.choices[0].logprobs]
+    logprobs = [chunk.choices[0].logprobs for chunk in chunks[:-1]]
+    offsets = [each.text_offset[0] for each in logprobs if each and each.text_offset]
     assert offsets == [len("".join(token.text for token in spoken[:i])) for i in range(len(spoken))]
 
 

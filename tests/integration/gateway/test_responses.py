@@ -43,7 +43,8 @@ def test_an_answer(
     assert response.id.startswith("resp_")
     assert (response.status, response.output_text) == ("completed", TEXT + HELD)
     (item,) = response.output
-    assert (item.type, item.status) == ("message", "completed")
+    assert item.type == "message"
+    assert item.status == "completed"
     assert response.usage
     assert response.usage.output_tokens == len(spoken)
     assert response.usage.input_tokens == len(answering.claimed[0].prompt_ids)
@@ -120,7 +121,8 @@ def test_logprobs(client: openai.OpenAI, answering: Answering, spoken: list[Toke
     response = client.responses.create(
         model=MODEL, input="France?", include=["message.output_text.logprobs"], top_logprobs=1
     )
-    part: Any = response.output[0].content[0]  # type: ignore[union-attr]
+    item: Any = response.output[0]
+    part = item.content[0]
     assert [each.logprob for each in part.logprobs] == [-0.5] * len(spoken)
     assert len(part.logprobs[0].top_logprobs) == 1
 
@@ -384,7 +386,7 @@ def test_a_call_of_a_tool_and_what_it_gave(
     assert last.type == "response.completed"
     assert [item.type for item in last.response.output] == ["message", "function_call"]
 
-    given = [{"type": "function_call_output", "call_id": call.call_id, "output": "It rains."}]
+    given: Any = [{"type": "function_call_output", "call_id": call.call_id, "output": "It rains."}]
     with Answering(worker, words(tokenizer, "Rain."), Finish("stop")).running() as answering:
         second = client.responses.create(**ask, previous_response_id=first.id, input=given)
         assert second.output_text == "Rain."
