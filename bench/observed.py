@@ -188,7 +188,7 @@ def _counting_s() -> float:
     return (time.perf_counter() - began) / COUNTED
 
 
-def _noted(server: "Redis[bytes]") -> float:
+def _noted(server: Redis) -> float:
     """What a timeline takes of the server's memory, on average."""
     sizes: list[Any] = [server.memory_usage(key) for key in server.scan_iter("kvr:*:timeline:*")]
     return statistics.mean(sizes)

@@ -185,7 +185,7 @@ def _input_logprobs(prompt: ShownPrompt, start: int, wanted: int, spell: Spell) 
     if start < 0:
         return {"input_token_logprobs": []}
     own = [_entry(value, token_id, spell) for token_id, value in prompt.likelihoods(start)]
-    shown = {"input_token_logprobs": [_entry(None, prompt.ids[start], spell), *own]}
+    shown: dict[str, list[Any]] = {"input_token_logprobs": [_entry(None, prompt.ids[start], spell), *own]}
     if wanted:
         best = [
             [_entry(value, token_id, spell) for token_id, value in each]
