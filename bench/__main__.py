@@ -19,6 +19,7 @@ NAMES = (
     "observed",
     "latency",
     "serving",
+    "turns",
     "interference",
     "soak",
     "load",

@@ -12,12 +12,13 @@ VOCABULARY = range(1000, 40_000)  # ordinary tokens of the default model
 
 
 class Streamed(NamedTuple):
-    """Seconds: to the first token, and between tokens; when (wall clock) each token came."""
+    """Seconds: to the first token, and between tokens; when (wall clock) each token came; their ids."""
 
     request_id: str
     first_s: float
     gaps_s: list[float]
     at: list[float]
+    tokens: list[int]
 
 
 def random_prompt(rng: random.Random, tokens: int) -> list[int]:
@@ -33,15 +34,18 @@ def stream(client: httpx.Client, prompt: list[int], max_tokens: int) -> Streamed
     request_id = accepted.json()["id"]
     at: list[float] = []
     seen: list[float] = []
+    told: list[str] = []
     with client.stream("GET", f"/v1/requests/{request_id}/stream") as response:
         response.raise_for_status()
         for line in response.iter_lines():
             if line.startswith("data:") and '"position"' in line:
                 seen.append(time.perf_counter())
                 at.append(time.time())
+                told.append(line)
     if len(seen) != max_tokens:
         raise RuntimeError(f"{request_id} ended after {len(seen)} of {max_tokens} tokens")
-    return Streamed(request_id, seen[0] - start, [b - a for a, b in itertools.pairwise(seen)], at)
+    tokens = [json.loads(line.removeprefix("data:"))["token"] for line in told]
+    return Streamed(request_id, seen[0] - start, [b - a for a, b in itertools.pairwise(seen)], at, tokens)
 
 
 def record(client: httpx.Client, request_id: str) -> dict[str, Any]:

@@ -99,11 +99,13 @@ class Prefilled(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """`us`: from the end of prefill compute until the metadata row was DONE."""
+    """`us`: from the end of prefill compute until the metadata row was DONE. `spared_bytes`: of pages that
+    the decode worker had."""
 
     us: int
     bytes: int
     descriptors: int
+    spared_bytes: int = 0
 
 
 class Emission(NamedTuple):
@@ -188,6 +190,7 @@ class PublishedPages(NamedTuple):
     nonce: str
     pages: tuple[int, ...]
     row: int
+    first_page: int = 0
 
 
 class Reaped(NamedTuple):

@@ -9,7 +9,8 @@ from relay.rooms import root_key
 
 
 class Published(NamedTuple):
-    """To the prefill worker: these pages and this metadata row of `peer_boot` may be written."""
+    """To the prefill worker: these pages, from `first_page` of the request on, and this metadata row of
+    `peer_boot` may be written. It has the pages before."""
 
     request_id: str
     room: int
@@ -17,6 +18,7 @@ class Published(NamedTuple):
     nonce: str  # of the decode claim: the seal repeats it
     pages: tuple[int, ...]
     row: int
+    first_page: int = 0
 
 
 class Ready(NamedTuple):
@@ -87,6 +89,7 @@ def _mail(fields: dict[bytes, bytes]) -> Mail | None:
                 fields[b"nonce"].decode(),
                 unpack_ints(fields[b"pages"]),
                 int(fields[b"row"]),
+                int(fields[b"first_page"]),
             )
         case b"ready":
             return Ready(fields[b"id"].decode(), int(fields[b"room"]))

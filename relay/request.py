@@ -133,6 +133,7 @@ class Timings:
     """When the transitions of the last attempt happened, server time in ms since the epoch; 0: not yet.
 
     `transfer_us` is the time from the end of prefill compute to the row's DONE: what compute did not hide.
+    `spared_bytes` of KV were not sent, since the decode worker had them.
     """
 
     submitted: float = 0
@@ -147,6 +148,7 @@ class Timings:
     transfer_us: int = 0
     transfer_bytes: int = 0
     transfer_descriptors: int = 0
+    spared_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,7 +129,7 @@ local MILESTONE = {
 }
 local OF_ONE_ATTEMPT = {
   'room', 'claimed', 'published', 'prefill_start', 'prefill_end', 'ready', 'decode_claimed',
-  'transfer_us', 'transfer_bytes', 'transfer_descriptors',
+  'transfer_us', 'transfer_bytes', 'transfer_descriptors', 'spared_bytes',
 }
 
 local function read(c, id, names)
@@ -757,25 +757,26 @@ local function done(c)
   return { 1, c.rings }
 end
 
--- hold, room, pages, row -> ok, rings
+-- hold, room, pages, row, first page -> ok, rings. The pages before the first one are there already.
 local function publish(keys, args)
   local c = enter(keys)
   local r = owned(c, args)
   if not r or r.room ~= args[5] then return stale(c) end
   if room_state(c, r) ~= 'open' then return done(c) end
-  local where = { 'peer', r.d_boot, 'nonce', r.d_nonce, 'pages', args[6], 'row', args[7] }
+  local where = { 'peer', r.d_boot, 'nonce', r.d_nonce, 'pages', args[6], 'row', args[7], 'first_page', args[8] }
   redis.call('HSET', key(c, 'room', r.room), 'state', 'published', unpack(where))
   write(c, r, { published = c.stamp })
-  note(c, r, 'published', 'decode')
+  note(c, r, 'published', 'decode', args[8])
   mail(c, r.p_boot, 'event', 'published', 'id', r.id, 'room', r.room, unpack(where))
   return done(c)
 end
 
--- room -> peer, nonce, pages, row, or nil
+-- room -> peer, nonce, pages, row, first page, or nil
 local function published(keys, args)
-  local values = redis.call('HMGET', key(enter(keys), 'room', args[1]), 'state', 'peer', 'nonce', 'pages', 'row')
+  local room = key(enter(keys), 'room', args[1])
+  local values = redis.call('HMGET', room, 'state', 'peer', 'nonce', 'pages', 'row', 'first_page')
   if values[1] ~= 'published' then return nil end
-  return { values[2], values[3], values[4], values[5] }
+  return { values[2], values[3], values[4], values[5], values[6] }
 end
 
 local function note_prefill(c, r, leg, cached_tokens, start, stop, stamps)
@@ -784,7 +785,7 @@ local function note_prefill(c, r, leg, cached_tokens, start, stop, stamps)
   note(c, r, 'stamps', leg, stamps)
 end
 
--- hold, room, cached_tokens, start and end of prefill, stamps, transfer us, bytes, descriptors -> ok, rings
+-- hold, room, cached_tokens, start and end of prefill, stamps, transfer us, bytes, descriptors, spared bytes -> ok, rings
 local function kv_ready(keys, args)
   local c = enter(keys)
   local r = owned(c, args, KV_READY_IN)
@@ -795,7 +796,7 @@ local function kv_ready(keys, args)
   take(c, r, 'prefill')
   note_prefill(c, r, 'prefill', args[6], args[7], args[8], args[9])
   write(c, r, { state = 'ready', ready = c.stamp, transfer_us = args[10], transfer_bytes = args[11],
-                transfer_descriptors = args[12] })
+                transfer_descriptors = args[12], spared_bytes = args[13] })
   note(c, r, 'ready', 'prefill')
   mail(c, r.d_boot, 'event', 'ready', 'id', r.id, 'room', r.room)
   return done(c)

@@ -220,18 +220,20 @@ class Rooms:
 
     # Owners
 
-    def publish(self, hold: Hold, room: int, pages: Sequence[int], row: int) -> Moved:
-        """The decode worker opens `pages` and metadata `row` to the prefill worker."""
+    def publish(self, hold: Hold, room: int, pages: Sequence[int], row: int, first_page: int = 0) -> Moved:
+        """The decode worker opens `pages` and metadata `row` to the prefill worker. It has the KV of the
+        `first_page` pages that come before them."""
         assert hold.leg is Leg.DECODE
-        return unpack_moved(self._functions.call("publish", *pack_hold(hold), room, pack_ints(pages), row))
+        where = pack_ints(pages), row, first_page
+        return unpack_moved(self._functions.call("publish", *pack_hold(hold), room, *where))
 
     def published(self, room: int) -> PublishedPages | None:
         """What was published in a room, for a prefill worker that missed the mail."""
         reply = self._functions.call("published", room)
         if not reply:
             return None
-        peer, nonce, pages, row = reply
-        return PublishedPages(peer.decode(), nonce.decode(), unpack_ints(pages), int(row))
+        peer, nonce, pages, row, first_page = reply
+        return PublishedPages(peer.decode(), nonce.decode(), unpack_ints(pages), int(row), int(first_page))
 
     def kv_ready(self, hold: Hold, room: int, prefilled: Prefilled, transfer: Transfer) -> Moved:
         """The prefill worker says that pages and row are DONE; its leg ends here."""

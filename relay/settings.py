@@ -188,7 +188,7 @@ class Settings:
     unsent_share: float = _number(
         0.5, 0.01, 1.0, "share of a prefill pool that may hold KV no decode worker took"
     )
-    kv_digest: bool = _switch(False, "compare a digest of every KV page on both sides (for tests)")
+    kv_digest: bool = _switch(False, "compare a digest of the pages of each send on both sides (for tests)")
 
     lease_ms: int = _whole(  # a worker renews each second: a shorter one would end between two renewals
         3_000, 2_000, 60_000, "how long a silent worker keeps its legs, and a batch processor its batches"

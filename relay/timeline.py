@@ -106,7 +106,8 @@ class _Way:
             case "published":
                 self._finish("reserve", at)
                 self._finish("bootstrap", at)
-                self._begin("transfer", self._worker["prefill"], at, peer=self._worker["decode"])
+                there = {"spared_pages": int(entry.detail)} if entry.detail not in ("", "0") else {}
+                self._begin("transfer", self._worker["prefill"], at, peer=self._worker["decode"], **there)
             case "stamps":
                 self.stamp(Stamps.unpack(entry.detail), at)
             case "ready":

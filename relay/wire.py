@@ -190,6 +190,7 @@ def unpack_record(request_id: str, flat: Sequence[bytes]) -> Record | None:
             transfer_us=int(fields.get("transfer_us", 0)),
             transfer_bytes=int(fields.get("transfer_bytes", 0)),
             transfer_descriptors=int(fields.get("transfer_descriptors", 0)),
+            spared_bytes=int(fields.get("spared_bytes", 0)),
         ),
         trace=TraceContext.unpack(fields["trace"].decode()) if "trace" in fields else None,
     )

@@ -1,6 +1,6 @@
 """The legs of a decode worker around which a test says what threads, peers and server do."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from prometheus_client import CollectorRegistry
@@ -24,6 +24,10 @@ from workers.transfer.base import Seal, seal_nonce
 PAGES = (3, 4)
 FIRST = Sampled(42)
 PHASES = ["reserving", "publishing", "published", "running", "closing"]
+
+
+def reserved(leg: Claimed, pages: Sequence[int] = PAGES, first_page: int = 0) -> Reserved:
+    return Reserved(leg.hold.nonce, tuple(pages), first_page, len(leg.tokens))
 
 
 class Output:
@@ -58,7 +62,7 @@ class Worker:
         return leg, task
 
     def reserve(self, leg: Claimed) -> None:
-        self.legs.on_engine(Reserved(leg.hold.nonce, PAGES))
+        self.legs.on_engine(reserved(leg))
 
     def publish(self, leg: Claimed) -> None:
         self.reserve(leg)

@@ -257,7 +257,7 @@ class RecordingDesk:
 
 
 def _key(command: Reserve | Prefill | Prebuilt) -> str:
-    return command.key if isinstance(command, Reserve) else command.work.key
+    return command.key if isinstance(command, Prebuilt) else command.work.key
 
 
 def card(boot: str, role: str = "decode", geometry: Geometry = GEOMETRY) -> WorkerCard:

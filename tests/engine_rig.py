@@ -222,8 +222,8 @@ class Relay:
         prefill.on_computed = self.announced
         self.waiting: list[Computed] = []
 
-    def reserve(self, key: str, tokens: int) -> None:
-        self.decode.submit(Reserve(key, "request", tokens))
+    def reserve(self, leg: Prefill) -> None:
+        self.decode.submit(Reserve(leg.work))
         self.decode.step()
 
     def announced(self, part: Computed) -> None:
@@ -235,11 +235,12 @@ class Relay:
     def copy(self, part: Computed) -> None:
         assert part.ready is None or part.ready()
         source = self.prefill.admitted(part.key).pages
-        target = self.decode.the(Reserved, part.key).pages
-        assert len(source) == len(target)
-        for page in range(part.first_page, part.last_page):
+        reserved = self.decode.the(Reserved, part.key)
+        first, target = reserved.first_page, reserved.pages
+        assert len(source) == first + len(target)
+        for page in range(max(first, part.first_page), part.last_page):
             layers = slice(part.first_layer, part.last_layer)
-            self.decode.kv.tensor[layers, target[page]] = self.prefill.kv.tensor[layers, source[page]]
+            self.decode.kv.tensor[layers, target[page - first]] = self.prefill.kv.tensor[layers, source[page]]
 
     def finish(self, leg: Prefill) -> None:
         """KV-ready: the cached prefix travels, the decode leg joins, the prefill leg ends."""
@@ -251,4 +252,4 @@ class Relay:
             if part.key == leg.work.key:
                 self.copy(part)
         self.prefill.submit(Drop(leg.work.key))
-        self.decode.submit(Prebuilt(leg.work, first))
+        self.decode.submit(Prebuilt(leg.work.key, first))

@@ -77,8 +77,8 @@ class KVWorker:
         return self.memory.digest(sorted(set(range(self.geometry.pages)) - set(pages)))
 
 
-def destination(worker: KVWorker, pages: Sequence[int], row: int) -> Destination:
-    return Destination(worker.boot, tuple(pages), row, nonce=99)
+def destination(worker: KVWorker, pages: Sequence[int], row: int, first_page: int = 0) -> Destination:
+    return Destination(worker.boot, tuple(pages), row, nonce=99, first_page=first_page)
 
 
 def seal_of(room: int, pages: int) -> Seal:

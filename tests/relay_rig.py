@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from app.launch.programs import worker_command, worker_env
 from app.launch.supervisor import die_with_parent
+from relay.celery import FLUSH_CACHE
 from relay.redis_url import RedisUrl
 from relay.request import Record, Ring, Submission, member_id
 from relay.rooms import Rooms
@@ -220,6 +221,14 @@ class Relay:
 
     def engines(self) -> list[dict[str, Any]]:
         return [answer["pool"] for answer in self.inspect("stats").values()]
+
+    def forget(self) -> None:
+        """Decode workers keep no prefix, so that all KV travels again."""
+        names = [card.name for card in self.cards() if card.role == "decode"]
+        replies = self.app.control.broadcast(
+            FLUSH_CACHE, destination=names, reply=True, limit=len(names), timeout=10
+        )
+        assert len(replies) == len(names), f"of {names} only {replies} forgot"
 
     def tasks(self) -> set[tuple[str, str]]:
         """(task, request id) of what runs."""

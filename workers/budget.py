@@ -24,10 +24,8 @@ class Budget:
     def count(self, command: Command) -> None:
         """A command is on its way to the engine."""
         match command:
-            case Prefill():
+            case Prefill() | Reserve():
                 tokens = len(command.work.prompt_ids) + len(command.work.emitted) + 1
-            case Reserve():
-                tokens = command.tokens + 1
             case _:
                 return
         self._admissions += 1

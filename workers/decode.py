@@ -1,5 +1,7 @@
 """The decode leg: claim → reserve → publish → seal → PREBUILT → steps, and every way in which it may end.
 
+Of the pages of its prompt, those in the prefix cache are held as they are; only the others are published.
+
 A unified worker runs the same legs with another first step: it prefills into its own pool. So does a fork,
 another sample of a prompt whose KV is here: it finds all but the last page of it in the prefix cache.
 """
@@ -52,7 +54,8 @@ class DecodeLeg:
     claimed: Claimed
     task: TaskHandle
     phase: Phase = Phase.RESERVING
-    pages: tuple[int, ...] = ()
+    pages: tuple[int, ...] = ()  # that a peer writes
+    first_page: int = 0  # of them; those before were here
     receiver: KVReceiver | None = None
     writer: Incarnation | None = None
     why: Why | None = None  # while closing
@@ -83,13 +86,13 @@ class DecodeLegs(Legs):
             self._give_back(leg, Why.PEER)
             return
         leg.writer = writer.incarnation
-        self._desk.tell(Reserve(leg.key, claimed.hold.request_id, len(claimed.tokens)))
+        self._desk.tell(Reserve(work_of(claimed)))
 
     def on_engine(self, event: LegEvent) -> None:
         leg = self._legs.get(event.key)
         match event:
             case Reserved() if leg is not None and leg.phase is Phase.RESERVING and not leg.leaving:
-                leg.pages = event.pages
+                leg.pages, leg.first_page = event.pages, event.first_page
                 self._publish(leg)
             case Refused() if leg is not None:
                 self._give_back(leg, Why.PRESSURE)
@@ -115,14 +118,14 @@ class DecodeLegs(Legs):
         self._announce(leg, leg.receiver.row)
 
     def _announce(self, leg: DecodeLeg, row: int) -> None:
-        hold, room, pages = leg.claimed.hold, leg.claimed.room, leg.pages
+        hold, room, pages, first_page = leg.claimed.hold, leg.claimed.room, leg.pages, leg.first_page
 
         def publish() -> Moved | None:
             if not self._has(leg):
                 return None
             if leg.phase is Phase.RESERVING:  # a repeat may come after the seal
                 leg.phase = Phase.PUBLISHED  # before the call: its reply may be lost while its mail is not
-            return self._desk.rooms.publish(hold, room, pages, row)
+            return self._desk.rooms.publish(hold, room, pages, row, first_page)
 
         def then(reply: Moved | None) -> None:
             if reply is None or not reply.ok:
@@ -165,7 +168,7 @@ class DecodeLegs(Legs):
         leg.receiver.release(quarantine=False)
         leg.phase = Phase.RUNNING
         self._output.put(Open(leg.key, leg.claimed))
-        self._desk.tell(Prebuilt(work_of(leg.claimed), seal.first))
+        self._desk.tell(Prebuilt(leg.key, seal.first))
         log_event(log, "prebuilt", **leg.claimed.logged, room=leg.claimed.room, tokens=seal.tokens)
         self._claim_forks(leg)
 
@@ -344,7 +347,7 @@ def seal_problem(seal: Seal | None, leg: DecodeLeg, receiver: KVReceiver) -> str
         seal_nonce(claimed.hold.nonce),
         len(claimed.emitted),
         len(claimed.tokens),
-        len(leg.pages),
+        leg.first_page + len(leg.pages),
     )
     found = (seal.room, seal.nonce, seal.position, seal.tokens, seal.pages)
     if found != expected:

@@ -195,6 +195,8 @@ class WorkerState(Collector):
         yield _counter("prompt_tokens_cached", "Of these, found in the prefix cache", stats.cached_tokens)
         yield _counter("prefix_cache_queries", "Tokens looked up in the prefix cache", prompt_tokens)
         yield _counter("prefix_cache_hits", "Tokens found in the prefix cache", stats.cached_tokens)
+        yield _counter("reserved_tokens", "Of prompts whose KV came from a peer", stats.reserved_tokens)
+        yield _counter("spared_tokens", "Of these, found here and not sent", stats.spared_tokens)
         yield _counter("num_preemptions", "Running legs that lost their pages", stats.retractions)
         yield _counter("engine_steps", "Steps of the engine", stats.steps)
         parts = CounterMetricFamily("kvrelay_engine_seconds", "Where steps spend time", labels=["part"])

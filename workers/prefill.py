@@ -151,7 +151,9 @@ class PrefillLegs(Legs):
         leg = self._rooms.get(room)
         if leg is None or leg.over or leg.leaving or leg.destination is not None:
             return
-        leg.destination = Destination(where.peer_boot, where.pages, where.row, seal_nonce(where.nonce))
+        leg.destination = Destination(
+            where.peer_boot, where.pages, where.row, seal_nonce(where.nonce), where.first_page
+        )
         leg.published_at = time.monotonic()
         self._bootstrap(leg)
 
@@ -213,7 +215,7 @@ class PrefillLegs(Legs):
         hold, room = leg.claimed.hold, leg.claimed.room
         leg.sends = sent.sends
         computed = answers.Prefilled(leg.stamps, leg.prefilled.scores)
-        transfer = answers.Transfer(sent.exposed_us, sent.bytes, sent.descriptors)
+        transfer = answers.Transfer(sent.exposed_us, sent.bytes, sent.descriptors, sent.spared_bytes)
 
         def ready() -> Moved:
             return self._desk.rooms.kv_ready(hold, room, computed, transfer)
@@ -227,6 +229,7 @@ class PrefillLegs(Legs):
                     **leg.claimed.logged,
                     room=room,
                     bytes=sent.bytes,
+                    spared_bytes=sent.spared_bytes,
                     exposed_us=sent.exposed_us,
                 )
                 leg.over_at = time.monotonic()
@@ -320,7 +323,11 @@ class PrefillLegs(Legs):
                 self._forget(leg, tell_reader=False)
 
     def pinned_pages(self) -> int:
-        return sum(leg.pages for leg in self._legs.values() if leg.destination is not None)
+        return sum(
+            max(0, leg.pages - leg.destination.first_page)
+            for leg in self._legs.values()
+            if leg.destination is not None
+        )
 
     def unproven(self) -> Collection[Unproven]:
         return [Unproven(leg.pages, leg.over_at) for leg in self._legs.values() if leg.over_at is not None]

@@ -68,9 +68,14 @@ function facts() {
     ["Total", duration(times.total)],
     ["Prompt", `${count(usage.prompt_tokens)} tokens${cached ? `, ${count(cached)} cached` : ""}`],
     ["Output", `${count(usage.completion_tokens)} tokens${request.finish_reason ? `, ${request.finish_reason}` : ""}`],
-    ["KV sent", ledger.transfer ? `${bytes(ledger.transfer.bytes)}, ${duration(ledger.transfer.exposed_ms)} exposed` : "–"],
+    ["KV sent", ledger.transfer ? sent(ledger.transfer) : "–"],
     ["Attempts", `${count(ledger.attempts)}${ledger.retractions ? `, ${count(ledger.retractions)} retracted` : ""}`],
   ];
+}
+
+function sent(transfer) {
+  const spared = transfer.spared_bytes ? `, ${bytes(transfer.spared_bytes)} were there` : "";
+  return `${bytes(transfer.bytes)}, ${duration(transfer.exposed_ms)} exposed${spared}`;
 }
 
 function cameAt(date) {

@@ -49,6 +49,7 @@ def ledger(record: Record) -> dict[str, Any]:
     transfer = {
         "exposed_ms": round(t.transfer_us / 1000, 3),
         "bytes": t.transfer_bytes,
+        "spared_bytes": t.spared_bytes,
         "descriptors": t.transfer_descriptors,
     }
     return {

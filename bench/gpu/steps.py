@@ -68,10 +68,10 @@ class Bench:
         """Of one step in a row of them, as they follow each other while nothing else happens."""
         legs = [self._work(self.context_tokens, WARM_STEPS + STEPS + 2) for _ in range(rows)]
         for leg in legs:
-            self._engine.submit(Reserve(leg.key, leg.request_id, self.context_tokens))
+            self._engine.submit(Reserve(leg))
         self._engine.step()
         for leg in legs:
-            self._engine.submit(Prebuilt(leg, Sampled(1)))
+            self._engine.submit(Prebuilt(leg.key, Sampled(1)))
         for _ in range(WARM_STEPS):
             self._engine.step()
         start = time.perf_counter()

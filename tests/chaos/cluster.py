@@ -17,6 +17,7 @@ from redis.exceptions import RedisError
 
 from app.launch.programs import worker_command, worker_env
 from app.launch.supervisor import die_with_parent
+from relay.celery import FLUSH_CACHE
 from relay.request import Ring, Submission, member_id
 from relay.rooms import Rooms
 from relay.routing import queue_of
@@ -219,6 +220,14 @@ class Cluster:
             task_id=f"{bell.request_id}:{bell.leg}:{secrets.token_hex(4)}",
             queue=queue_of(bell.leg, self.model),
         )
+
+    def forget(self) -> None:
+        """Decode workers keep no prefix, so that all KV travels again."""
+        names = [card.name for card in self.cards() if card.role == "decode"]
+        replies = self.app.control.broadcast(
+            FLUSH_CACHE, destination=names, reply=True, limit=len(names), timeout=10
+        )
+        assert len(replies) == len(names), f"of {names} only {replies} forgot"
 
     # ---- faults
 

@@ -30,6 +30,7 @@ def expected(shared_cluster: Cluster, load: list[Prompt]) -> list[Text]:
 def cluster(shared_cluster: Cluster, expected: list[Text]) -> Iterator[Cluster]:
     """Whole when a test gets it, whatever the one before did."""
     shared_cluster.ready()
+    shared_cluster.forget()
     yield shared_cluster
     shared_cluster.disarm()
     shared_cluster.resume_all()

@@ -128,9 +128,9 @@ class FaultyRooms(Rooms):
     def claim(self, *args: Any) -> Claim | None:
         return self._injector.around("claim", lambda: super(FaultyRooms, self).claim(*args))
 
-    def publish(self, hold: Hold, room: int, pages: Sequence[int], row: int) -> Moved:
+    def publish(self, hold: Hold, room: int, pages: Sequence[int], row: int, first_page: int = 0) -> Moved:
         return self._injector.around(
-            "publish", lambda: super(FaultyRooms, self).publish(hold, room, pages, row)
+            "publish", lambda: super(FaultyRooms, self).publish(hold, room, pages, row, first_page)
         )
 
     def kv_ready(self, hold: Hold, room: int, prefilled: Prefilled, transfer: Transfer) -> Moved:

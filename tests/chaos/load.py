@@ -58,4 +58,5 @@ def undisturbed(cluster: Cluster, load: Sequence[Prompt], max_tokens: int = MAX_
     ended = watch.all_ended(ANSWERED_S)
     assert not watch.problems, watch.problems
     assert all(text.state is State.FINISHED for text in ended.values()), ended
+    cluster.forget()
     return [ended[request_id] for request_id in ids]

@@ -15,6 +15,7 @@ from tests.chaos.watch import Text, Watch, compare, leaks
 
 WAVE = 4
 CANCELLED = 3
+FORGOTTEN_SHARE = 0.5  # of the waves: in the others decode workers have much of each prompt
 LATEST_CANCEL_S = 4.0
 
 
@@ -48,6 +49,8 @@ def _run(
 ) -> Wave:
     cluster.arm(wave)
     draw = random.Random(wave[0].number)
+    if draw.random() < FORGOTTEN_SHARE:
+        cluster.forget()
     ids, dropped = submit(cluster, load), submit(cluster, load[:CANCELLED])
     watch = Watch(cluster, ids + dropped)
     timers = [_cancel_later(cluster, request_id, draw) for request_id in dropped]

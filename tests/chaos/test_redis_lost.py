@@ -163,4 +163,4 @@ def legs(cluster: Cluster, request_id: str) -> int:
     """A fork that began where its prompt's KV was has one."""
     record = cluster.rooms.record(request_id)
     assert record
-    return 2 if record.timings.transfer_bytes else 1
+    return 2 if record.timings.ready else 1

@@ -13,7 +13,7 @@ from tests.chaos.watch import Watch, compare, leaks, orphans, recoveries
 from tests.integration.until import until
 
 POOL_TOKENS = 768
-LONG_TOKENS = 48
+LONG_TOKENS = 72
 FREED_WITHIN_S = 1.0
 
 PLACES = {

@@ -22,7 +22,7 @@ ROOMY = 1_000  # tokens
 SCANNED = 10_000  # keys that one step of a scan looks at: those of other tests are there too
 LOAD = Load(4, ROOMY, 0, 0, 10, 0, 0, 0)
 PREFILLED = Prefilled(Stamps(2, chunks=(Stretch(1.7e12, 1.7e12 + 15.0, 3),)))
-TRANSFER = Transfer(us=300, bytes=4096, descriptors=2)
+TRANSFER = Transfer(us=300, bytes=4096, descriptors=2, spared_bytes=2048)
 
 _ids = itertools.count(1)
 

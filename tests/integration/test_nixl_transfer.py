@@ -35,8 +35,8 @@ def start() -> Iterator[Start]:
         process.kill()
 
 
-def at(decode: KVProcess, pages: list[int], row: int) -> Destination:
-    return Destination(decode.boot, tuple(pages), row, nonce=99)
+def at(decode: KVProcess, pages: list[int], row: int, first_page: int = 0) -> Destination:
+    return Destination(decode.boot, tuple(pages), row, nonce=99, first_page=first_page)
 
 
 def picks(seed: int, pool_pages: int, count: int) -> list[int]:
@@ -98,6 +98,28 @@ def test_random_pages_between_unequal_pools(start: Start, environment: dict[str,
     assert decode.content(target[:25]) == prefill.content(source)
     assert decode.others(target[:25]) == canaries
     assert decode.read(5)._replace(digest=0) == seal_of(5, 25)
+    assert decode.verify(5, target[:25])
+    prefill.close(5)
+    assert prefill.event() == Settled(5)
+
+
+@pytest.mark.parametrize("there", [7, 25])
+def test_only_what_the_peer_lacks_travels(start: Start, environment: dict[str, str], there: int) -> None:
+    prefill = start("prefill", geometry(40), environment, seed=1)
+    decode = start("decode", geometry(60), environment, seed=2)
+    source, target = picks(3, 40, 25), picks(4, 60, 25)[there:]
+    canaries, row = decode.others(target), decode.receive(5)
+    prefill.send(5, source)
+    prefill.computed(5, 0, LAYERS, 0, 10)
+    prefill.bootstrap(5, at(decode, target, row, there), *decode.address())
+    prefill.computed(5, 0, LAYERS, 10, 25)
+    prefill.seal(5, seal_of(5, 25))
+    sent = prefill.event()
+    assert isinstance(sent, Sent)
+    page_bytes = geometry(40).page_bytes
+    assert (sent.bytes, sent.spared_bytes) == ((25 - there) * page_bytes, there * page_bytes)
+    assert decode.content(target) == prefill.content(source[there:])
+    assert decode.others(target) == canaries
     assert decode.verify(5, target)
     prefill.close(5)
     assert prefill.event() == Settled(5)

@@ -345,14 +345,26 @@ def test_an_attempt_works_from_prompt_and_stream(scene: Scene) -> None:
 def test_mail_says_what_was_published(scene: Scene) -> None:
     scene.reach("published")
     (mail,) = scene.new_mail("P")
-    assert mail == Published(scene.id, scene.room, "D", scene.d.nonce, (7, 8), 3)
+    assert mail == Published(scene.id, scene.room, "D", scene.d.nonce, (7, 8), 3, 0)
     published = scene.rooms.published(scene.room)
-    assert published == ("D", scene.d.nonce, (7, 8), 3)
+    assert published == ("D", scene.d.nonce, (7, 8), 3, 0)
     assert scene.rooms.kv_ready(scene.p, scene.room, PREFILLED, TRANSFER).ok
     assert scene.new_mail("D") == [Ready(scene.id, scene.room)]
     assert scene.rooms.published(scene.room) is None
     scene.rooms.cancel(scene.id)
     assert scene.new_mail("D") == [Ended(scene.id, scene.room, Leg.DECODE, "cancelled", scene.d.nonce)]
+
+
+@pytest.mark.parametrize(("pages", "first_page"), [((8,), 1), ((), 2)])
+def test_mail_says_which_pages_are_there_already(
+    scene: Scene, pages: tuple[int, ...], first_page: int
+) -> None:
+    scene.reach("reserved")
+    for _ in range(2):
+        assert scene.rooms.publish(scene.d, scene.room, pages, 3, first_page).ok
+    (mail,) = scene.new_mail("P")
+    assert mail == Published(scene.id, scene.room, "D", scene.d.nonce, pages, 3, first_page)
+    assert scene.rooms.published(scene.room) == ("D", scene.d.nonce, pages, 3, first_page)
 
 
 def test_another_room_is_stale(scene: Scene) -> None:
@@ -476,7 +488,7 @@ def test_the_record_of_a_whole_run(scene: Scene) -> None:
     assert order == sorted(order)
     assert t.submitted > 0
     assert t.prefill_end - t.prefill_start == pytest.approx(15, abs=0.01)
-    assert (t.transfer_us, t.transfer_bytes, t.transfer_descriptors) == TRANSFER
+    assert (t.transfer_us, t.transfer_bytes, t.transfer_descriptors, t.spared_bytes) == TRANSFER
 
 
 def test_a_next_attempt_has_its_own_times(scene: Scene) -> None:
@@ -485,7 +497,7 @@ def test_a_next_attempt_has_its_own_times(scene: Scene) -> None:
     record = scene.rooms.record(scene.id)
     assert record
     t = record.timings
-    assert (t.claimed, t.published, t.ready, t.decode_claimed, t.transfer_us) == (0, 0, 0, 0, 0)
+    assert (t.claimed, t.published, t.ready, t.decode_claimed, t.transfer_us, t.spared_bytes) == (0,) * 6
     assert t.first_token > 0, "a client has seen it"
 
 

@@ -21,7 +21,7 @@ def test_what_the_engine_has_not_seen_is_taken_off() -> None:
     engine = Engine()
     budget = Budget(lambda: engine.headroom)
     budget.count(prefill(20, emitted=5))
-    budget.count(Reserve("key", "req_1", 30))
+    budget.count(Reserve(prefill(25, emitted=5).work))
     assert budget.free_tokens == 100 - 26 - 31
 
 

@@ -14,7 +14,7 @@ from relay.rooms import Rooms
 from relay.settings import Settings
 from relay.stamps import Stamps
 from relay.worker_card import Load, WorkerCard
-from tests.decode_rig import PAGES, Output
+from tests.decode_rig import Output, reserved
 from tests.desk import Manager, ScriptedRooms, Task, card, claimed
 from tests.meters import meters
 from tests.processes import until
@@ -23,7 +23,7 @@ from workers.control import Abort, Control, Order
 from workers.decode import DecodeLegs
 from workers.doorbell import Doorbell
 from workers.engine.engine import Engine
-from workers.engine.messages import Command, Crashed, Drop, Headroom, Heartbeat, Reserve, Reserved
+from workers.engine.messages import Command, Crashed, Drop, Headroom, Heartbeat, Reserve
 from workers.output import OutputThread
 
 HEADROOM = Headroom(1600, 1600, 0, 0, 100, 0, 0, 0, 100, admitted=0)
@@ -179,7 +179,7 @@ def test_a_doorbell_becomes_a_leg_and_ends_with_it(start: Start) -> None:
     worker.reserved()
     assert worker.control.active == 1
     leg = claimed(Leg.DECODE)
-    worker.control.put(Reserved(leg.hold.nonce, PAGES))
+    worker.control.put(reserved(leg))
     worker.wait(lambda: "publish" in worker.server.names(), "its pages are published")
     worker.control.put(Ended("req_1", leg.room, Leg.DECODE, "cancelled", leg.hold.nonce))
     worker.wait(lambda: task.ends == ["ok: cancelled"], "its task ends")
@@ -285,7 +285,7 @@ def test_pages_that_nothing_proves_restart_the_worker_once(start: Start) -> None
     leg = claimed(Leg.DECODE)
     worker.ring()
     worker.reserved()
-    worker.control.put(Reserved(leg.hold.nonce, PAGES))
+    worker.control.put(reserved(leg))
     worker.wait(lambda: "publish" in worker.server.names(), "its pages are published")
     worker.control.put(Ended("req_1", leg.room, Leg.DECODE, "expired", leg.hold.nonce))
     worker.wait(lambda: worker.full == 1, "it asks for its restart")
@@ -300,7 +300,7 @@ def test_who_may_still_write_is_asked_again_between_renewals(
     leg = claimed(Leg.DECODE)
     worker.ring()
     worker.reserved()
-    worker.control.put(Reserved(leg.hold.nonce, PAGES))
+    worker.control.put(reserved(leg))
     worker.wait(lambda: "publish" in worker.server.names(), "its pages are published")
     monkeypatch.setattr(leases, "RENEW_EVERY_S", 10 * DEADLINE_S)
     renewals = worker.server.names().count("renew")

@@ -18,6 +18,7 @@ from tests.decode_rig import (
     handed_back,
     lost_by_mail,
     lost_by_renewal,
+    reserved,
 )
 from tests.desk import STALE
 from workers.decode import DecodeLegs, UnifiedLegs
@@ -25,7 +26,6 @@ from workers.engine.messages import (
     Drop,
     Failed,
     Refused,
-    Reserved,
     Retracted,
 )
 from workers.output import Close, Closed, Finished, Lost, Open, Outcome
@@ -54,7 +54,7 @@ def test_every_event_after_an_early_end_changes_nothing(phase: str) -> None:
     worker.flush()
     told = list(worker.desk.told)
     key = leg.hold.nonce
-    for event in (Reserved(key, PAGES), Refused(key), Retracted(key), Failed(key, "late")):
+    for event in (reserved(leg), Refused(key), Retracted(key), Failed(key, "late")):
         worker.legs.on_engine(event)
     for outcome in (Finished(key, "stop"), Lost(key), Closed(key)):
         worker.legs.on_outcome(outcome)
@@ -149,12 +149,14 @@ def test_any_order_of_events_ends_every_leg_once(kind: type[DecodeLegs], seed: i
     rng = random.Random(seed)
     worker = Worker(kind)
     legs = [worker.start(number) for number in range(4)]
-    reserved = set[str]()
+    answered = set[str]()
 
     def reserve(leg: Claimed) -> None:
-        if leg.hold.nonce not in reserved and kind is DecodeLegs:
-            reserved.add(leg.hold.nonce)
-            event = Refused(leg.hold.nonce) if rng.random() < 0.2 else Reserved(leg.hold.nonce, PAGES)
+        if leg.hold.nonce not in answered and kind is DecodeLegs:
+            answered.add(leg.hold.nonce)
+            there = rng.randrange(3)
+            right = reserved(leg, PAGES[there:], there)
+            event = Refused(leg.hold.nonce) if rng.random() < 0.2 else right
             worker.legs.on_engine(event)
 
     def write(leg: Claimed) -> None:

@@ -5,7 +5,7 @@ import pytest
 from relay.answers import Kept, RoomState
 from relay.mailbox import Ask, Published
 from relay.request import State, Why
-from tests.decode_rig import FIRST, PAGES, Worker
+from tests.decode_rig import FIRST, PAGES, Worker, reserved
 from tests.desk import Task, card
 from workers.decode import DecodeLegs, UnifiedLegs
 from workers.engine.messages import (
@@ -20,10 +20,13 @@ from workers.output import Close, Closed, Finished, Open
 def test_a_leg_that_goes_well() -> None:
     worker = Worker()
     leg, task = worker.start(emitted=(8, 9))
-    assert worker.desk.told == [Reserve(leg.hold.nonce, "req_1", 22)]
+    (reserve,) = worker.desk.told
+    assert isinstance(reserve, Reserve)
+    work = reserve.work
+    assert (work.key, work.prompt_ids, work.emitted) == (leg.hold.nonce, leg.prompt_ids, (8, 9))
     worker.publish(leg)
     row = worker.receiver(leg).row
-    assert worker.server.called == [("publish", (leg.hold, leg.room, PAGES, row))]
+    assert worker.server.called == [("publish", (leg.hold, leg.room, PAGES, row, 0))]
     assert worker.output.got == []
 
     worker.run(leg)
@@ -31,7 +34,7 @@ def test_a_leg_that_goes_well() -> None:
     prebuilt = worker.desk.told[-1]
     assert isinstance(prebuilt, Prebuilt)
     assert prebuilt.first == FIRST
-    assert (prebuilt.work.key, prebuilt.work.emitted) == (leg.hold.nonce, (8, 9))
+    assert prebuilt.key == leg.hold.nonce
     assert len(worker.manager.free_rows) == 4
 
     worker.legs.on_outcome(Finished(leg.hold.nonce, "stop"))
@@ -39,6 +42,27 @@ def test_a_leg_that_goes_well() -> None:
     worker.assert_gone(leg)
     worker.flush()
     assert worker.server.names() == ["publish"]
+
+
+@pytest.mark.parametrize("pages", [(9,), ()])
+def test_only_pages_that_were_not_here_are_published(pages: tuple[int, ...]) -> None:
+    worker = Worker()
+    leg, _ = worker.start()
+    first_page = 2 - len(pages)
+    worker.legs.on_engine(reserved(leg, pages, first_page))
+    worker.flush()
+    row = worker.receiver(leg).row
+    assert worker.server.args("publish") == (leg.hold, leg.room, pages, row, first_page)
+    worker.legs.on_renewed(Kept(leg.hold, State.PREFILL, RoomState.OPEN))  # the server forgot it
+    worker.flush()
+    publishes = [args for name, args in worker.server.called if name == "publish"]
+    assert publishes == [publishes[0]] * 2, "and hears the same again"
+    assert worker.legs.pinned_pages() == len(pages)
+
+    worker.run(leg)  # the seal names all pages
+    prebuilt = worker.desk.told[-1]
+    assert isinstance(prebuilt, Prebuilt)
+    assert prebuilt.key == leg.hold.nonce
 
 
 def test_ready_twice_or_late_changes_nothing() -> None:

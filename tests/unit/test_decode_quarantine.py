@@ -4,7 +4,7 @@ from prometheus_client import generate_latest
 
 from relay.mailbox import Settled
 from relay.request import Leg
-from tests.decode_rig import Worker, lost_by_mail
+from tests.decode_rig import Worker, lost_by_mail, reserved
 from tests.desk import STALE, Task, claimed, kill
 from tests.samples import samples, value_of
 from workers.engine.messages import (
@@ -103,4 +103,16 @@ def test_a_room_that_was_claimed_twice_frees_all_its_pages() -> None:
     assert [each.pages for each in worker.legs.unproven()] == [4]
     worker.legs.on_mail(Settled(first.room))
     assert len(worker.manager.free_rows) == 4
+    assert not worker.legs.unproven()
+
+
+def test_only_pages_that_were_not_here_wait_for_proof() -> None:
+    worker = Worker()
+    leg, _ = worker.start()
+    worker.legs.on_engine(reserved(leg, (9,), 1))
+    worker.flush()
+    lost_by_mail(worker, leg)
+    assert [each.pages for each in worker.legs.unproven()] == [1]
+    worker.assert_gone(leg, quarantined=True)
+    worker.legs.on_mail(Settled(leg.room))
     assert not worker.legs.unproven()

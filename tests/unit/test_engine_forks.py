@@ -16,7 +16,7 @@ def relay() -> Relay:
     pair = Relay(Rig(), Rig())
     leader = relayed("leader", PROMPT)
     pair.prefill.submit(leader)
-    pair.reserve("leader", len(PROMPT))
+    pair.reserve(leader)
     pair.prefill.run()
     pair.finish(leader)
     return pair
@@ -96,7 +96,7 @@ def test_a_fork_draws_as_if_it_were_alone() -> None:
     pair = Relay(Rig(), Rig())
     leader = relayed("leader", PROMPT, params=seeded("leader", 5))
     pair.prefill.submit(leader)
-    pair.reserve("leader", len(PROMPT))
+    pair.reserve(leader)
     pair.prefill.run()
     pair.finish(leader)
     forks = {f"fork-{seed}": seed for seed in (6, 7, 8)}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from relay.sampling import SamplingParams
-from tests.engine_rig import EOS, PAGE_SIZE, Relay, Rig, continuation, relayed, unified
+from tests.engine_rig import EOS, PAGE_SIZE, Relay, Rig, continuation, relayed, unified, work
 from tests.unit.test_engine_legs import BrokenModel, a_prompt_that_meets, params
 from workers.engine.messages import (
     Drop,
@@ -117,10 +117,10 @@ def test_pages_that_a_step_writes_are_nobody_elses() -> None:
     rig = Rig(pages=2, reserve_tokens=0)
     rig.submit(unified("a", [1, 2, 3], tokens=5))
     rig.step()
-    rig.submit(Drop("a"), Reserve("b", "request", 2 * PAGE_SIZE))
+    rig.submit(Drop("a"), Reserve(work("b", [4] * 2 * PAGE_SIZE)))
     rig.step()
     rig.the(Refused, "b")
-    rig.submit(Reserve("c", "request", 2 * PAGE_SIZE))
+    rig.submit(Reserve(work("c", [4] * 2 * PAGE_SIZE)))
     rig.step()
     assert len(rig.the(Reserved, "c").pages) == 2
     assert rig.produced == []
@@ -246,7 +246,7 @@ def test_the_first_token_of_a_leg_that_joins_is_known() -> None:
     for _ in range(4):
         relay.decode.step()
     leg = relayed("a", [1, 2, 3])
-    relay.reserve("a", 3)
+    relay.reserve(leg)
     relay.prefill.submit(leg)
     relay.prefill.run()
     relay.finish(leg)

@@ -38,6 +38,11 @@ def params(**wanted: object) -> SamplingParams:
     return SamplingParams(**{"max_tokens": 30, "temperature": 0.0} | wanted)  # type: ignore[arg-type]
 
 
+def reserve(key: str, tokens: int) -> Reserve:
+    """For a prompt that begins like no other."""
+    return Reserve(work(key, [ord(key[0]) - 70] * tokens))
+
+
 def a_prompt_that_meets(token: int) -> tuple[list[int], int]:
     """A prompt whose continuation holds `token`, and where."""
     for start in range(1, 50):
@@ -150,7 +155,7 @@ def test_pages_are_released_before_the_ending_is_told() -> None:
 
 def test_what_can_never_fit_fails_at_once() -> None:
     rig = Rig(pages=4, context_tokens=100)
-    rig.submit(unified("a", [1] * 17), relayed("b", [1] * 17), Reserve("c", "request", 17))
+    rig.submit(unified("a", [1] * 17), relayed("b", [1] * 17), reserve("c", 17))
     rig.run()
     for key in "abc":
         assert "17 tokens do not fit" in rig.the(Failed, key).reason
@@ -196,7 +201,7 @@ def test_headroom_leaves_the_reserve_of_running_legs_and_what_waits() -> None:
     rig.step()
     # 20 pages, 2 held; 7 + 8 tokens will need 4 pages, so 2 more are kept.
     assert rig.engine.headroom.free_tokens == 16 * PAGE_SIZE
-    rig.submit(Reserve("b", "request", 5))
+    rig.submit(reserve("b", 5))
     rig.step()
     # A reservation takes 2 pages and will grow by 8 tokens; "a" has 8 tokens now.
     assert rig.engine.headroom.free_tokens == (16 - 2 - 2) * PAGE_SIZE
@@ -207,7 +212,7 @@ def test_a_reservation_that_would_take_the_reserve_is_refused() -> None:
     rig = Rig(pages=8, reserve_tokens=8)
     rig.submit(unified("a", [1] * 6, tokens=50))
     rig.step()
-    rig.submit(Reserve("b", "request", 5 * PAGE_SIZE), Reserve("c", "request", 4 * PAGE_SIZE))
+    rig.submit(reserve("b", 5 * PAGE_SIZE), reserve("c", 4 * PAGE_SIZE))
     rig.step()
     rig.the(Refused, "b")
     rig.the(Reserved, "c")
@@ -215,7 +220,7 @@ def test_a_reservation_that_would_take_the_reserve_is_refused() -> None:
 
 def test_a_leg_can_be_dropped_whatever_it_does() -> None:
     rig = Rig(pages=24, chunk_tokens=8)
-    rig.submit(Reserve("receiving", "request", 6))
+    rig.submit(reserve("receiving", 6))
     rig.submit(unified("running", [1] * 6, tokens=50), relayed("prefilled", [2] * 6))
     for _ in range(3):
         rig.step()
@@ -238,16 +243,16 @@ def test_a_leg_can_be_dropped_whatever_it_does() -> None:
 
 def test_a_token_of_a_dropped_leg_is_never_told() -> None:
     rig = Rig()
-    rig.submit(Reserve("a", "request", 3))
+    rig.submit(reserve("a", 3))
     rig.step()
-    rig.submit(Prebuilt(work("a", [1, 2, 3]), Sampled(5)), Drop("a"))
+    rig.submit(Prebuilt("a", Sampled(5)), Drop("a"))
     rig.run()
     assert rig.produced == []
 
 
 def test_prebuilt_after_drop_is_ignored() -> None:
     rig = Rig()
-    rig.submit(Reserve("a", "request", 3), Drop("a"), Prebuilt(work("a", [1, 2, 3]), Sampled(5)))
+    rig.submit(reserve("a", 3), Drop("a"), Prebuilt("a", Sampled(5)))
     rig.run()
     assert rig.produced == []
     assert rig.engine.headroom.free_pages == 64
@@ -255,12 +260,12 @@ def test_prebuilt_after_drop_is_ignored() -> None:
 
 def test_pages_a_peer_may_write_are_quarantined_until_proof() -> None:
     rig = Rig(pages=8)
-    rig.submit(Reserve("a", "request", 10), Reserve("b", "request", 4))
+    rig.submit(reserve("a", 10), reserve("b", 4))
     rig.step()
     rig.submit(Drop("a", quarantine=11), Drop("b", quarantine=12), Drop("a", quarantine=11))
     rig.run()
     assert rig.engine.headroom.quarantined_pages == 4
-    rig.submit(Reserve("c", "request", 20))
+    rig.submit(reserve("c", 20))
     rig.run()
     rig.the(Refused, "c")
     rig.submit(Proven(11), Proven(99), Proven(11))
@@ -272,7 +277,7 @@ def test_the_last_running_leg_waits_for_receiving_pages_instead_of_hanging() -> 
     rig = Rig(pages=4, reserve_tokens=1)
     rig.submit(unified("a", [1, 2, 3], tokens=9))
     rig.step()
-    rig.submit(Reserve("b", "request", 8))
+    rig.submit(reserve("b", 8))
     rig.run()
     assert len(rig.text("a")) == 6  # eight tokens of KV, and one more
     assert not any(isinstance(event, Retracted) for event in rig.events)

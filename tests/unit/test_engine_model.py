@@ -71,7 +71,7 @@ def test_over_two_workers(
     relay = Relay(rig(model, chunk_tokens=8, group_layers=group_layers), rig(model))
     legs = [relayed(str(i), list(prompt), TOKENS) for i, prompt in enumerate(expected)]
     for leg in legs:
-        relay.reserve(leg.work.key, len(leg.work.prompt_ids))
+        relay.reserve(leg)
         relay.prefill.submit(leg)
     relay.prefill.run()
     for leg in legs:

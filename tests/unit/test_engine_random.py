@@ -4,6 +4,7 @@ import random
 from functools import cache
 
 import pytest
+import torch
 
 from relay.sampling import SamplingParams
 from tests.engine_rig import (
@@ -60,6 +61,7 @@ class Client:
         self.count = 0
         self.oldest_ms = 0.0
         self.retractions = 0
+        self.spared_pages = 0
         self.ended = 0
 
     def new_work(
@@ -89,7 +91,7 @@ class Client:
             case 2 | 3 if len(self.legs) < 8:
                 leg = self.new_work()
                 self.legs[leg.key] = leg
-                self.rig.submit(Reserve(leg.key, leg.request_id, len(leg.prompt_ids) + len(leg.emitted)))
+                self.rig.submit(Reserve(leg))
             case 4 | 5 if self.receiving:
                 self.prebuild(self.draw.choice(sorted(self.receiving)))
             case 6 if self.legs:
@@ -110,6 +112,7 @@ class Client:
     def hear(self, event: Event) -> None:
         self.rig.events.append(event)
         if isinstance(event, Reserved) and event.key in self.legs:
+            self.spared_pages += event.first_page
             self.write(event)
 
     def write(self, reserved: Reserved) -> None:
@@ -119,13 +122,14 @@ class Client:
         for layer, (keys, values) in enumerate(pool_rows(tokens)):
             for position, (k, v) in enumerate(zip(keys, values)):
                 page, offset = divmod(position, PAGE_SIZE)
-                self.rig.kv.tensor[layer, reserved.pages[page], 0, offset] = k
-                self.rig.kv.tensor[layer, reserved.pages[page], 1, offset] = v
+                if page >= reserved.first_page:
+                    target = reserved.pages[page - reserved.first_page]
+                    self.rig.kv.tensor[layer, target, :, offset, 0, 0] = torch.tensor([k, v])
 
     def prebuild(self, key: str) -> None:
         del self.receiving[key]
         leg = self.legs[key]
-        self.rig.submit(Prebuilt(leg, Sampled(answer(leg.prompt_ids)[len(leg.emitted)])))
+        self.rig.submit(Prebuilt(key, Sampled(answer(leg.prompt_ids)[len(leg.emitted)])))
 
     def drop(self, key: str) -> None:
         quarantine = None
@@ -230,3 +234,4 @@ def test_random_commands(late: bool, seed: int, monkeypatch: pytest.MonkeyPatch)
     )
     assert headroom.free_pages + headroom.cached_pages == client.pages
     assert client.ended > 0
+    assert client.rig.engine.stats.spared_tokens == client.spared_pages * PAGE_SIZE

@@ -133,7 +133,7 @@ def test_relayed_pages_give_the_text_of_a_unified_worker(chunk_tokens: int) -> N
     for turn in range(2):  # the second time with a cached prefix
         legs = [relayed(f"{turn}-{i}", prompt_of(5 + 8 * i, seed=i)) for i in range(3)]
         for leg in legs:
-            relay.reserve(leg.work.key, len(leg.work.prompt_ids))
+            relay.reserve(leg)
             relay.prefill.submit(leg)
         relay.prefill.run()
         for leg in legs:
@@ -165,7 +165,7 @@ def test_a_relayed_leg_that_failed_after_some_tokens_is_prefilled_with_them() ->
     prompt, emitted = prompt_of(9), tuple(continuation(prompt_of(9), 4))
     relay = Relay(Rig(), Rig(pages=80))
     leg = relayed("a", prompt, emitted=emitted)
-    relay.reserve("a", 13)
+    relay.reserve(leg)
     relay.prefill.submit(leg)
     relay.prefill.run()
     relay.finish(leg)
@@ -182,10 +182,10 @@ def test_a_prebuilt_first_token_is_told_before_the_next_step_and_may_be_the_last
     token: int, max_tokens: int, ending: Ending | None
 ) -> None:
     rig = Rig()
-    rig.submit(Reserve("a", "request", 6))
+    params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+    rig.submit(Reserve(work("a", prompt_of(6), params=params)))
     rig.step()
-    leg = work("a", prompt_of(6), params=SamplingParams(max_tokens=max_tokens, temperature=0.0))
-    rig.submit(Prebuilt(leg, Sampled(token, [[token, -0.5]])))
+    rig.submit(Prebuilt("a", Sampled(token, [[token, -0.5]])))
     rig.step()
     assert rig.told_at_step[0] == 0
     assert rig.produced[0] == Produced("a", 0, Sampled(token, [[token, -0.5]]), ending)

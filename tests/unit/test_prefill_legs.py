@@ -3,13 +3,13 @@
 import pytest
 
 from relay.answers import Kept, PublishedPages, RoomState
-from relay.mailbox import Ask, Ended, Ready
+from relay.mailbox import Ask, Ended, Published, Ready
 from relay.request import Leg, State, Why
 from relay.stretches import Stretch
 from tests.desk import GEOMETRY, Task, card
 from tests.prefill_rig import D_NONCE, FIRST, THERE, Worker
 from workers.engine.messages import Chunked, Computed, Prefill, Reserved
-from workers.transfer.base import Destination, Seal, seal_nonce
+from workers.transfer.base import Destination, Seal, Sent, seal_nonce
 
 
 def test_a_leg_that_goes_well() -> None:
@@ -32,11 +32,37 @@ def test_a_leg_that_goes_well() -> None:
     worker.sent(leg)
     worker.flush()
     hold, room, computed, transfer = worker.server.args("kv_ready")
-    assert (hold, room, computed.stamps.cached_tokens, transfer) == (leg.hold, leg.room, 16, (300, 4096, 2))
+    assert (hold, room, computed.stamps.cached_tokens) == (leg.hold, leg.room, 16)
+    assert transfer == (300, 4096, 2, 0)
     assert task.ends == ["ok: 21 tokens, 4096 bytes"]
     worker.assert_gone(leg)
     worker.flush()
     assert worker.server.names() == ["kv_ready"]
+
+
+@pytest.mark.parametrize(("pages", "first_page"), [((8,), 1), ((), 2)])
+@pytest.mark.parametrize("by_mail", [True, False])
+def test_the_sender_hears_what_the_decode_worker_has(
+    pages: tuple[int, ...], first_page: int, by_mail: bool
+) -> None:
+    worker = Worker()
+    leg, _ = worker.reach("admitted")
+    if by_mail:
+        mail = Published(leg.hold.request_id, leg.room, "D", D_NONCE, pages, 5, first_page)
+        worker.legs.on_mail(mail)
+    else:
+        worker.server.replies["published"] = PublishedPages("D", D_NONCE, pages, 5, first_page)
+        worker.legs.on_renewed(Kept(leg.hold, State.PREFILL, RoomState.PUBLISHED))
+        worker.flush()
+    expected = Destination("D", pages, 5, seal_nonce(D_NONCE), first_page)
+    assert worker.sender(leg).destination == expected
+    assert worker.legs.pinned_pages() == len(pages)
+    worker.compute(leg)
+    (seal,) = worker.sender(leg).sealed
+    assert seal.pages == 2, "all of the request"
+    worker.legs.on_transfer(Sent(leg.room, 4096, 2, 300, spared_bytes=2048))
+    worker.flush()
+    assert worker.server.args("kv_ready")[3] == (300, 4096, 2, 2048)
 
 
 @pytest.mark.parametrize("order", ["admit mail compute", "admit compute mail", "mail admit compute"])
@@ -169,7 +195,7 @@ def test_a_task_names_its_request() -> None:
 def test_what_a_prefill_worker_never_hears_is_a_bug() -> None:
     worker = Worker()
     with pytest.raises(AssertionError):
-        worker.legs.on_engine(Reserved("key", (1,)))
+        worker.legs.on_engine(Reserved("key", (1,), 0, 16))
     with pytest.raises(AssertionError):
         worker.legs.on_mail(Ready("req_1", 1))
 

@@ -8,7 +8,7 @@ from relay import mailbox, worker_card
 from relay.geometry import Geometry
 from relay.protocol import PROTOCOL, READS_SINCE
 
-SAID = (3, "c7d6c2ecd290")
+SAID = (4, "f180911ddd3d")
 
 
 def said() -> str:

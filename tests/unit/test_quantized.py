@@ -222,7 +222,7 @@ def test_engines_serve_the_default_model_in_the_bits_of_its_file(isa: str) -> No
     alone.run()
     assert "Paris" in tokenizer.decode(alone.text("a"))
     relay, leg = Relay(rig(), rig()), relayed("a", ids, 9)
-    relay.reserve("a", len(ids))
+    relay.reserve(leg)
     relay.prefill.submit(leg)
     relay.prefill.run()
     relay.finish(leg)

@@ -90,8 +90,9 @@ def test_cached_pages_are_computed_again(model: Model) -> None:
 def test_a_prefill_worker_tells_them_and_a_later_attempt_does_not(model: Model) -> None:
     ids = prompt(2, 13)
     relay = Relay(rig(model), rig(model))
-    relay.reserve("a", len(ids))
-    relay.prefill.submit(relayed("a", ids, params=scored()))
+    leg = relayed("a", ids, params=scored())
+    relay.reserve(leg)
+    relay.prefill.submit(leg)
     relay.prefill.run()
     check(relay.prefill.the(Prefilled, "a").scores, ids)
     relay.prefill.submit(relayed("b", ids, emitted=(5,), params=scored()))

@@ -32,14 +32,14 @@ def entry(name: str, at_ms: float, leg: str = "", tokens: int = 0, detail: str =
     return Entry(name, 1e6 + at_ms, leg, tokens, detail)
 
 
-def relay(begun_ms: float = 10.0, tokens: int = 0, shift_ms: float = 0.0) -> list[Entry]:
-    """From the claim of a prefill worker to the first token."""
+def relay(begun_ms: float = 10.0, tokens: int = 0, shift_ms: float = 0.0, there: int = 0) -> list[Entry]:
+    """From the claim of a prefill worker to the first token; `there`: pages that are not sent."""
     at = begun_ms
     return [
         entry("claimed", at, "prefill", tokens, "P"),
         entry("queued", at, "decode", tokens),
         entry("claimed", at + 5, "decode", tokens, "D"),
-        entry("published", at + 15, "decode", tokens),
+        entry("published", at + 15, "decode", tokens, str(there)),
         entry("stamps", at + 80, "prefill", tokens, moved(STAMPS, 1e6 + at - 10 + shift_ms).pack()),
         entry("ready", at + 80, "prefill", tokens),
         entry("first", at + 90, "decode", tokens + 1),
@@ -113,6 +113,8 @@ def test_the_spans_of_a_whole_relay() -> None:
     assert attributes["chunk"] == {"tokens": 4}
     assert attributes["send"] == {"bytes": 64, "layers": "0-5"}
     assert attributes["transfer"] == {"peer": "D", "bytes": 64}
+    (transfer,) = (s for s in spans([*SUBMITTED, *relay(there=3)]) if s.name == "transfer")
+    assert transfer.attributes == {"peer": "D", "spared_pages": 3, "bytes": 64}
     assert attributes["decode"] == {"tokens": 5}
 
 

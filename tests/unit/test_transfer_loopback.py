@@ -109,6 +109,32 @@ def test_pages_and_seal_arrive(prefill: KVWorker, decode: KVWorker) -> None:
     assert prefill.event() == Settled(5)
 
 
+@pytest.mark.parametrize("there", [1, 3, 5])
+def test_only_what_the_peer_lacks_is_written(prefill: KVWorker, decode: KVWorker, there: int) -> None:
+    """Its digest is over that: what the peer has it may have computed itself, to the last bit but one."""
+    receiver = decode.manager.receiver(5)
+    target = TARGET[there:]
+    canaries = decode.others(target)
+    sender = prefill.manager.sender(5, "key", SOURCE)
+    sender.computed(Computed("key", 0, 4, 0, 2))
+    sender.bootstrap(destination(decode, target, receiver.row, there), *decode.address())
+    sender.computed(Computed("key", 0, 4, 2, 5))
+    sender.seal(seal_of(5, pages=5))
+    sent = prefill.event()
+    assert isinstance(sent, Sent)
+    page_bytes = prefill.geometry.page_bytes
+    assert (sent.bytes, sent.spared_bytes) == ((5 - there) * page_bytes, there * page_bytes)
+    assert decode.content(target) == prefill.content(SOURCE[there:])
+    assert decode.others(target) == canaries
+    seal = receiver.read()
+    assert seal is not None
+    assert seal._replace(digest=0) == seal_of(5, pages=5)
+    assert receiver.verify(seal, target)
+    assert receiver.verify(seal, TARGET) is False
+    sender.close()
+    assert prefill.event() == Settled(5)
+
+
 def test_the_seal_is_invisible_until_every_page_is_done(slow: KVWorker, decode: KVWorker) -> None:
     receiver = decode.manager.receiver(5)
     sender = slow.manager.sender(5, "key", SOURCE)

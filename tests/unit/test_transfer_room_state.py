@@ -86,6 +86,67 @@ def test_every_order_sends_all_pages_then_the_row(
     assert state.finished
 
 
+@pytest.mark.parametrize("post_blocks", [1, 100])
+@pytest.mark.parametrize("there", range(1, PAGES + 1))
+@pytest.mark.parametrize("order", list(itertools.permutations(["bootstrap", "seal", *PARTS])))
+def test_what_the_peer_has_is_left_out_at_its_place(
+    order: tuple[str | Computed, ...], there: int, post_blocks: int
+) -> None:
+    state = fresh(post_blocks)
+    posts: list[Post] = []
+    for step in order:
+        if step == "bootstrap":
+            bootstrap(state, DESTINATION._replace(pages=DESTINATION.pages[there:PAGES], first_page=there))
+        elif step == "seal":
+            state.seal(SEAL, 1.0)
+        else:
+            assert isinstance(step, Computed)
+            state.computed(step)
+        if there < PAGES:
+            posts += post_all(state)
+    pages = [post for post in posts if isinstance(post, PagePost)]
+    assert written(posts) == {
+        layer * PEER_POOL + DESTINATION.pages[place]: layer * POOL + SOURCE[place]
+        for layer in range(LAYERS)
+        for place in range(there, PAGES)
+    }
+    assert sum(len(post.local) for post in pages) == LAYERS * (PAGES - there)
+    assert len(pages) <= state.descriptors <= LAYERS * (PAGES - there)
+    for post in posts:
+        state.done(post, 2.0)
+    (row,) = post_all(state)
+    assert row == RowPost(SEAL, DESTINATION.row)
+    assert not state.pending
+    state.done(row, 3.5)
+    (sent,) = told(state)
+    assert isinstance(sent, Sent)
+    assert (sent.bytes, sent.spared_bytes) == (LAYERS * (PAGES - there) * 8, LAYERS * there * 8)
+
+
+def test_what_the_peer_has_need_not_be_done_on_the_device() -> None:
+    state = fresh()
+    bootstrap(state, DESTINATION._replace(pages=(6,), first_page=3))
+    state.computed(Computed("k", 0, LAYERS, 0, 3, lambda: False))
+    state.computed(Computed("k", 0, LAYERS, 3, 4, lambda: True))
+    state.seal(SEAL, 1.0)
+    (post,) = post_all(state)
+    assert written([post]) == {layer * PEER_POOL + 6: layer * POOL + SOURCE[3] for layer in range(LAYERS)}
+    state.done(post, 1.0)
+    assert isinstance(state.due(), RowPost)
+
+
+def test_the_row_waits_for_the_prompt_also_where_no_page_is_sent() -> None:
+    state = fresh()
+    bootstrap(state, DESTINATION._replace(pages=(), first_page=PAGES))
+    state.computed(PARTS[0])
+    assert state.due() is None
+    state.seal(SEAL, 1.0)
+    assert state.due() is None, "the prompt is not computed"
+    state.computed(PARTS[1])
+    state.computed(PARTS[2])
+    assert isinstance(state.due(), RowPost)
+
+
 def test_random_walks_keep_the_promises() -> None:
     """Any interleaving, with posts that fail before, in or after the post, and a close at any time."""
     rng = random.Random(3)
@@ -222,6 +283,13 @@ def test_a_repeated_bootstrap_changes_nothing_and_another_one_fails() -> None:
     assert [type(event) for event in told(state)] == [SendFailed]
 
 
+def test_the_same_pages_from_another_place_on_are_another_destination() -> None:
+    state = fresh()
+    bootstrap(state)
+    bootstrap(state, DESTINATION._replace(first_page=1))
+    assert [type(event) for event in told(state)] == [SendFailed]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -231,6 +299,9 @@ def test_a_repeated_bootstrap_changes_nothing_and_another_one_fails() -> None:
         DESTINATION._replace(row=4),
         DESTINATION._replace(row=-1),
         DESTINATION._replace(pages=(1, 2, 3)),
+        DESTINATION._replace(pages=(1, 2), first_page=1),
+        DESTINATION._replace(pages=(), first_page=PAGES + 1),
+        DESTINATION._replace(first_page=-1),
     ],
 )
 def test_a_wrong_destination_fails_before_any_post(wrong: Destination) -> None:

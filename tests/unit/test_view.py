@@ -31,12 +31,13 @@ def test_the_ledger_has_every_span_in_ms() -> None:
         transfer_us=8000,
         transfer_bytes=64,
         transfer_descriptors=2,
+        spared_bytes=32,
     )
     assert ledger(record(timings)) == {
         "queued": 10,
         "bootstrap": 5,
         "prefill": 40,
-        "transfer": {"exposed_ms": 8, "bytes": 64, "descriptors": 2},
+        "transfer": {"exposed_ms": 8, "bytes": 64, "spared_bytes": 32, "descriptors": 2},
         "admit": 3,
         "first_token": 63,
         "decode": 100,

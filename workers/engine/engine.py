@@ -26,6 +26,7 @@ from workers.engine.messages import (
     Heartbeat,
     Produced,
     Ready,
+    Reserved,
     Retracted,
     Stop,
     Wake,
@@ -266,5 +267,10 @@ class Engine:
         stats = self.stats
         if isinstance(event, Admitted):
             self.stats = stats._replace(cached_tokens=stats.cached_tokens + event.cached_tokens)
+        elif isinstance(event, Reserved):
+            self.stats = stats._replace(
+                reserved_tokens=stats.reserved_tokens + event.tokens,
+                spared_tokens=stats.spared_tokens + event.first_page * self._page_size,
+            )
         elif isinstance(event, Retracted):
             self.stats = stats._replace(retractions=stats.retractions + 1)

@@ -12,7 +12,7 @@ from workers.engine.sequence import Sequence
 class KVCache:
     """Composes the pages of a pool and its prefix cache. Whether and when is the scheduler's.
 
-    A sequence holds its `pages` from `admit` or `join` to `release`, or for as long as a step that was
+    A sequence holds its `pages` from `admit` or `reserve` to `release`, or for as long as a step that was
     launched writes to them: a peer's write would not wait for it.
     """
 
@@ -21,7 +21,7 @@ class KVCache:
         self.leaving: list[Sequence] = []  # released, and still written to
         self._page_size = page_size
         self._prefixes = PrefixCache(self.pool, page_size, salt)
-        self._receiving: dict[str, list[int]] = {}  # key -> pages that a peer writes
+        self._receiving: dict[str, Sequence] = {}  # by key; a peer writes its pages behind the cached ones
 
     @property
     def available_pages(self) -> int:
@@ -39,33 +39,42 @@ class KVCache:
         """For how many legs."""
         return len(self._receiving)
 
-    def reserve(self, key: str, tokens: int, spare_pages: int) -> list[int] | None:
-        """None if fewer than `spare_pages` would be left to give."""
-        pages = self._prefixes.acquire([], pages_for(tokens, self._page_size), spare_pages)
-        if pages is not None:
-            self._receiving[key] = pages
-        return pages
-
-    def join(self, sequence: Sequence) -> bool:
-        """Its reserved pages hold all its tokens now. False: it has none, for it was dropped meanwhile."""
-        pages = self._receiving.pop(sequence.key, None)
-        if pages is None:
+    def reserve(self, sequence: Sequence, spare_pages: int) -> bool:
+        """Hold the pages that are computed already, and new ones, which a peer writes; False if fewer than
+        `spare_pages` would be left to give. Also the last may be one of those: the peer chooses the token
+        that follows, and tells the scores."""
+        found = self._prefixes.match(sequence.digests)
+        if not self._acquire(sequence, found, spare_pages):
             return False
-        assert pages_for(sequence.tokens, self._page_size) == len(pages), "reserved for other tokens"
-        sequence.pages = pages
-        sequence.computed_tokens = sequence.launched_tokens = sequence.tokens
-        self.share(sequence)
+        self._receiving[sequence.key] = sequence
         return True
 
+    def received(self, sequence: Sequence) -> list[int]:
+        """Of its reserved pages those that a peer writes: from the end of the cached ones on."""
+        return sequence.pages[self.first_received(sequence) :]
+
+    def first_received(self, sequence: Sequence) -> int:
+        return sequence.cached_tokens // self._page_size
+
+    def join(self, key: str) -> Sequence | None:
+        """The reserved pages of this sequence hold all its tokens now. None: it was dropped meanwhile."""
+        sequence = self._receiving.pop(key, None)
+        if sequence is not None:
+            sequence.computed_tokens = sequence.launched_tokens = sequence.tokens
+            self.share(sequence)
+        return sequence
+
     def drop_reserved(self, key: str, quarantine: int | None) -> bool:
-        """Free them, or put them aside under a room until `prove`. False: this leg has none."""
-        pages = self._receiving.pop(key, None)
-        if pages is None:
+        """Free them, or put those that a peer may write aside under a room until `prove`. False: this leg has
+        none."""
+        sequence = self._receiving.pop(key, None)
+        if sequence is None:
             return False
         if quarantine is None:
-            self._prefixes.release(pages)
+            self._prefixes.release(sequence.pages)
         else:
-            self.pool.quarantine(quarantine, pages)
+            self.pool.quarantine(quarantine, self.received(sequence))
+            self._prefixes.release(sequence.pages[: self.first_received(sequence)])
         return True
 
     def prove(self, room: int) -> None:
@@ -93,13 +102,17 @@ class KVCache:
     def admit(self, sequence: Sequence, found: list[int], spare_pages: int) -> bool:
         """Hold what was `found` and new pages for all other tokens; False if fewer than `spare_pages` would
         be left to give."""
+        if not self._acquire(sequence, found, spare_pages):
+            return False
+        sequence.computed_tokens = sequence.launched_tokens = sequence.cached_tokens
+        return True
+
+    def _acquire(self, sequence: Sequence, found: list[int], spare_pages: int) -> bool:
         count = pages_for(sequence.tokens, self._page_size) - len(found)
         pages = self._prefixes.acquire(found, count, spare_pages)
         if pages is None:
             return False
-        sequence.pages = pages
-        sequence.cached_tokens = len(found) * self._page_size
-        sequence.computed_tokens = sequence.launched_tokens = sequence.cached_tokens
+        sequence.pages, sequence.cached_tokens = pages, len(found) * self._page_size
         return True
 
     def missing_pages(self, sequence: Sequence) -> int:
@@ -138,11 +151,12 @@ class KVCache:
 
     def check(self, sequences: Iterable[Sequence]) -> None:
         """Raise IntegrityError unless each page is in one state and each reference has its owner: one of
-        these, one that leaves, or what a peer writes."""
+        these, one that leaves, or one that a peer brings; and if a page that a peer writes can be found."""
         self._prefixes.check(Counter(self._held(sequences)))
+        self._prefixes.check_unknown(
+            page for sequence in self._receiving.values() for page in self.received(sequence)
+        )
 
     def _held(self, sequences: Iterable[Sequence]) -> Iterator[int]:
-        for sequence in (*sequences, *self.leaving):
+        for sequence in (*sequences, *self.leaving, *self._receiving.values()):
             yield from sequence.pages
-        for pages in self._receiving.values():
-            yield from pages

@@ -43,24 +43,24 @@ class Prefill(NamedTuple):
 
 
 class Reserve(NamedTuple):
-    """Allocate pages for `tokens` tokens that a peer will write. Answers Reserved or Refused."""
+    """Hold the pages of prompt ⧺ emitted that are in the prefix cache, and allocate the others, which a peer
+    will write. Answers Reserved or Refused."""
 
-    key: str
-    request_id: str
-    tokens: int
+    work: Work
 
 
 class Prebuilt(NamedTuple):
-    """The reserved pages of `work.key` hold the KV of prompt ⧺ emitted; `first` was sampled by the
+    """The pages that were reserved for `key` hold the KV of prompt ⧺ emitted; `first` was sampled by the
     prefill worker. Joins the batch without a forward pass; `first` is reported as its first token."""
 
-    work: Work
+    key: str
     first: Sampled
 
 
 class Drop(NamedTuple):
     """The leg is over, whatever it was doing; unknown keys are ignored. Its pages are freed (whole
-    computed ones stay cached), or with `quarantine` put aside under that room until Proven."""
+    computed ones stay cached); with `quarantine` those that a peer may write are put aside under that room
+    until Proven."""
 
     key: str
     quarantine: int | None = None
@@ -117,8 +117,13 @@ class Prefilled(NamedTuple):
 
 
 class Reserved(NamedTuple):
+    """A peer may write `pages`, which are those of a leg of `tokens` tokens from position `first_page` on.
+    The pages before were in the prefix cache."""
+
     key: str
     pages: tuple[int, ...]
+    first_page: int
+    tokens: int
 
 
 class Refused(NamedTuple):

@@ -5,7 +5,7 @@ prefixes, and the whole forms a tree without storing one. (Source: vLLM's automa
 """
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 
 from workers.engine.pages import IntegrityError, PagePool
@@ -104,3 +104,9 @@ class PrefixCache:
                 f"{self._pool.cached_pages} pages are cached, {len(idle)} of them can be found:"
                 " restart the worker"
             )
+
+    def check_unknown(self, pages: Iterable[int]) -> None:
+        """Raise IntegrityError if one of them can be matched: their content is not there yet."""
+        known = [page for page in pages if page in self._digests]
+        if known:
+            raise IntegrityError(f"pages {known[:8]} are cached and being received: restart the worker")

@@ -32,6 +32,7 @@ from workers.engine.messages import (
     Retracted,
     Sampled,
     Wake,
+    Work,
 )
 from workers.engine.sampler import Unsampleable
 from workers.engine.sequence import Sequence
@@ -54,7 +55,8 @@ def _any_solo(sequences: Iterable[Sequence]) -> bool:
 class Scheduler:
     """Owns every sequence of the engine, which takes `events` and `produced` after each step.
 
-    A leg is in one of three places: waiting (no pages), receiving (pages that a peer writes), or active.
+    A leg is in one of three places: waiting (no pages), receiving (a peer writes its pages behind those that
+    were cached), or active.
     """
 
     def __init__(
@@ -100,27 +102,34 @@ class Scheduler:
 
     def _enqueue(self, prefill: Prefill) -> None:
         self._admitted += 1
-        sequence = Sequence(prefill.work, prefill.relay, output_ids=list(prefill.work.emitted))
-        if sequence.tokens > self._limit_tokens:
-            self._fail(sequence.key, sequence.tokens)
-            return
-        self._kv.know(sequence, sequence.tokens)
-        insort(self._waiting, sequence, key=_arrival_ms)
+        sequence = self._sequence(prefill.work, prefill.relay)
+        if sequence is not None:
+            insort(self._waiting, sequence, key=_arrival_ms)
 
     def _reserve(self, reserve: Reserve) -> None:
         self._admitted += 1
-        if reserve.tokens > self._limit_tokens:
-            self._fail(reserve.key, reserve.tokens)
+        sequence = self._sequence(reserve.work, relay=False)
+        if sequence is None:
             return
-        pages = self._kv.reserve(reserve.key, reserve.tokens, self._reserve_pages())
-        told = Refused(reserve.key) if pages is None else Reserved(reserve.key, tuple(pages))
-        self.events.append(told)
+        if not self._kv.reserve(sequence, self._reserve_pages()):
+            self.events.append(Refused(sequence.key))
+            return
+        pages, first = tuple(self._kv.received(sequence)), self._kv.first_received(sequence)
+        self.events.append(Reserved(sequence.key, pages, first, sequence.tokens))
+
+    def _sequence(self, work: Work, relay: bool) -> Sequence | None:
+        """Without pages yet. None: it fails, since it never fits."""
+        sequence = Sequence(work, relay, output_ids=list(work.emitted))
+        if sequence.tokens > self._limit_tokens:
+            self._fail(sequence.key, sequence.tokens)
+            return None
+        self._kv.know(sequence, sequence.tokens)
+        return sequence
 
     def _join(self, prebuilt: Prebuilt) -> None:
-        work = prebuilt.work
-        sequence = Sequence(work, relay=False, output_ids=list(work.emitted))
-        if self._kv.join(sequence):
-            self._active[work.key] = sequence
+        sequence = self._kv.join(prebuilt.key)
+        if sequence is not None:
+            self._active[sequence.key] = sequence
             self._continue(sequence, prebuilt.first)
 
     def _drop(self, drop: Drop) -> None:

@@ -24,20 +24,23 @@ class Seal(NamedTuple):
     pages: int
     first: Sampled
     cached_tokens: int
-    digest: int = 0  # over the pages when the digest is on, else 0
+    digest: int = 0  # over the pages that were sent when the digest is on, else 0
 
 
 class Destination(NamedTuple):
-    """What the decode worker published in the room."""
+    """What the decode worker published in the room: the pages from position `first_page` on. It has the KV
+    of those before."""
 
     boot: str
     pages: tuple[int, ...]  # page ids there, by position
     row: int
     nonce: int
+    first_page: int = 0
 
 
 class Sent(NamedTuple):
-    """Every page handle and the row are DONE: nothing is left to post, and nothing in flight."""
+    """Every page handle and the row are DONE: nothing is left to post, and nothing in flight. Of pages that
+    the decode worker had, `spared_bytes` were not sent."""
 
     room: int
     bytes: int  # of pages
@@ -46,6 +49,7 @@ class Sent(NamedTuple):
     sends: tuple[Stretch, ...] = ()  # when they were posted and DONE, monotonic seconds; the row is the last
     flying_us: int = 0  # while a write of pages was in flight
     posting_us: int = 0  # the calls that started them
+    spared_bytes: int = 0
 
 
 class SendFailed(NamedTuple):
@@ -104,7 +108,7 @@ class KVSender(ABC):
     @abstractmethod
     def seal(self, seal: Seal) -> None:
         """Compute is over: once `seal.pages` pages are computed and every page handle is DONE the row is
-        written; then the event is Sent. The manager fills in the digest."""
+        written, also where none had to be sent; then the event is Sent. The manager fills in the digest."""
 
     @abstractmethod
     def close(self) -> None:
@@ -126,7 +130,8 @@ class KVReceiver(ABC):
 
     @abstractmethod
     def verify(self, seal: Seal, pages: Sequence[int]) -> bool:
-        """Whether `pages` (by position) hold what the seal's digest says; True when it has none."""
+        """Whether `pages`, those that were published, hold what the seal's digest says; True when it has
+        none."""
 
     @abstractmethod
     def release(self, quarantine: bool) -> None:

@@ -146,7 +146,7 @@ class RoomReceiver(KVReceiver):
         return unpack(self._manager.rows.read(self._row))
 
     def verify(self, seal: Seal, pages: Sequence[int]) -> bool:
-        return seal.digest == 0 or seal.digest == self._manager.memory.digest(pages[: seal.pages])
+        return seal.digest == 0 or seal.digest == self._manager.memory.digest(pages)
 
     def release(self, quarantine: bool) -> None:
         if not self._released:

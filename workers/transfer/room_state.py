@@ -2,6 +2,7 @@
 
 Every block computed → every block's handle DONE → the row posted → the row DONE → `Sent`. Nothing is posted
 once the room is closed or failed. An errored handle stays in flight for ever: it may still write.
+Pages that the peer has are computed like all others, but no block of them is posted.
 """
 
 from collections import deque
@@ -76,6 +77,9 @@ class RoomState:
         pages = np.asarray(destination.pages, np.int64)
         if len(np.unique(pages)) != len(pages) or (pages < 0).any() or (pages >= peer_pages).any():
             return self.fail(f"published pages repeat or lie outside of a pool of {peer_pages} pages")
+        first, last = destination.first_page, destination.first_page + len(pages)
+        if not 0 <= first <= len(self._pages) <= last:
+            return self.fail(f"pages {first} to {last} were published of {len(self._pages)}")
         if not 0 <= destination.row < peer_rows:
             return self.fail(f"published metadata row {destination.row} is not one of {peer_rows}")
         self.destination = destination
@@ -181,14 +185,14 @@ class RoomState:
         return not self.closed and self.error is None
 
     def _next_part(self, destination: Destination) -> PagePost | None:
+        there = destination.first_page  # pages that the peer has
+        while self._parts and self._parts[0].last_page <= there:
+            self._parts.popleft()
         if not self._parts or not _is_ready(self._parts[0]):
             return None
         part = self._parts.popleft()
-        if part.last_page > len(destination.pages):
-            self.fail(f"{part.last_page} pages were computed, only {len(destination.pages)} published")
-            return None
-        positions = slice(part.first_page, part.last_page)
-        source, target = by_target(self._pages[positions], destination.pages[positions])
+        first, last = max(part.first_page, there), part.last_page
+        source, target = by_target(self._pages[first:last], destination.pages[first - there : last - there])
         layers = (part.first_layer, part.last_layer)
         return PagePost(
             blocks(source, *layers, self._pool_pages), blocks(target, *layers, self._peer_pages), layers
@@ -202,13 +206,15 @@ class RoomState:
         pages = self._seal.pages
         if not self._computed[:, :pages].all():
             return None
-        assert self.blocks_done == self._computed.sum(), "a row may only follow DONE pages"
+        to_send = self._computed[:, destination.first_page :].sum()
+        assert self.blocks_done == to_send, "a row may only follow DONE pages"
         return RowPost(self._seal, destination.row)
 
     def _next_event(self, block_bytes: int) -> TransferEvent | None:
         if self.error is not None and SendFailed not in self._told:
             return SendFailed(self.room, self.error)
         if self._row_done_at is not None and not self.closed and Sent not in self._told:
+            assert self.destination is not None
             return Sent(
                 self.room,
                 self.blocks_done * block_bytes,
@@ -216,6 +222,7 @@ class RoomState:
                 exposed_us=round((self._row_done_at - self._seal_at) * 1e6),
                 flying_us=round(self._flying_s * 1e6),
                 posting_us=round(self.posting_s * 1e6),
+                spared_bytes=self.destination.first_page * len(self._computed) * block_bytes,
             )
         if self.closed and self.in_flight == 0 and Settled not in self._told:
             return Settled(self.room)

@@ -207,7 +207,9 @@ class TransferThread:
             return None
         seal = post.seal
         if self._digest:
-            seal = seal._replace(digest=self._memory.digest(send.pages[: seal.pages]))
+            assert send.state.destination is not None
+            sent = send.pages[send.state.destination.first_page : seal.pages]
+            seal = seal._replace(digest=self._memory.digest(sent))
         row = self._source_rows.take()
         self._source_rows.write(row, pack(seal))
         try:

@@ -52,14 +52,14 @@ def test_the_relay_of_a_request(page: Page, gateway: GatewayProcess, rooms: Room
         )
         seal = Stretch(begun + 83, begun + 84, 320)
         stamps = Stamps(0, begun + 1, chunks, (*sends, seal))
-        assert rooms.kv_ready(p.hold, p.room, Prefilled(stamps), Transfer(4000, 2 * MB, 4)).ok
+        assert rooms.kv_ready(p.hold, p.room, Prefilled(stamps), Transfer(4000, 2 * MB, 4, MB)).ok
         decode.emit(d, told[:2])
         expect(page.locator("#answer-text")).to_have_text("there was")
         expect(page.locator("#state")).to_have_text("decode")
         decode.emit(d, told[2:], Finish("stop"))
     expect(page.locator("#state")).to_have_text("finished")
     expect(page.locator("#answer-text")).to_have_text("there was a relay.")
-    expect(page.locator("#facts")).to_contain_text("2.0 MB, 4.0 ms exposed")
+    expect(page.locator("#facts")).to_contain_text("2.0 MB, 4.0 ms exposed, 1.0 MB were there")
     expect(page.get_by_role("button", name="Cancel")).to_be_hidden()
 
     expect(lanes.last.locator(".what")).to_have_text("Decode")

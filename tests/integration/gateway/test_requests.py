@@ -191,7 +191,7 @@ def test_the_ledger_of_a_relayed_request(gateway: GatewayProcess, rooms: Rooms, 
         stamps = Stamps(
             2, begun + 1, (Stretch(begun, begun + 5, 3),), (Stretch(begun + 5, begun + 6, 4096, 0, 6),)
         )
-        assert rooms.kv_ready(p.hold, p.room, Prefilled(stamps), Transfer(1500, 4096, 2)).ok
+        assert rooms.kv_ready(p.hold, p.room, Prefilled(stamps), Transfer(1500, 4096, 2, 8192)).ok
         decode.emit(d, story, Finish("length"))
         ledger = gateway.call("GET", f"/v1/requests/{request_id}?wait=5").body["ledger"]
         timeline = gateway.call("GET", f"/v1/requests/{request_id}/timeline").body
@@ -204,7 +204,8 @@ def test_the_ledger_of_a_relayed_request(gateway: GatewayProcess, rooms: Rooms, 
     assert all(0 <= span["start_ms"] <= span["end_ms"] <= timeline["now_ms"] for span in spans.values())
     assert timeline["spans"][spans["send"]["parent"]]["name"] == "transfer"
     assert spans["decode"]["attributes"] == {"tokens": len(story)}
-    assert ledger["transfer"] == {"exposed_ms": 1.5, "bytes": 4096, "descriptors": 2}
+    transfer = {"exposed_ms": 1.5, "bytes": 4096, "spared_bytes": 8192, "descriptors": 2}
+    assert ledger["transfer"] == transfer
     assert ledger["prefill"] == pytest.approx(5.0, abs=0.01)
     assert all(ledger[span] >= 0 for span in ("queued", "bootstrap", "admit", "decode", "total"))
 
