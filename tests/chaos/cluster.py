@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from celery import Celery
+from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from app.launch.programs import worker_command, worker_env
@@ -222,12 +223,18 @@ class Cluster:
         )
 
     def forget(self) -> None:
-        """Decode workers keep no prefix, so that all KV travels again."""
+        """Decode workers keep no prefix, so that all KV travels again. The broker may have been away."""
+        until(self._forgot, "decode workers forget their prefixes", START_S)
+
+    def _forgot(self) -> bool:
         names = [card.name for card in self.cards() if card.role == "decode"]
-        replies = self.app.control.broadcast(
-            FLUSH_CACHE, destination=names, reply=True, limit=len(names), timeout=10
-        )
-        assert len(replies) == len(names), f"of {names} only {replies} forgot"
+        try:
+            replies = self.app.control.broadcast(
+                FLUSH_CACHE, destination=names, reply=True, limit=len(names), timeout=2
+            )
+        except (RedisError, OperationalError):
+            return False
+        return 0 < len(names) <= len(replies)
 
     # ---- faults
 
