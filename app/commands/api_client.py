@@ -141,15 +141,19 @@ class ApiClient:
             return urllib.request.urlopen(request, timeout=_TIMEOUT_S)
         except urllib.error.HTTPError as error:
             with error:
-                message, code = _told(error.read())
-            if error.code in (429, 502, 503, 504):
-                raise ApiAway(message) from None
-            raise ApiRefused(message, code) from None
+                answer = error.read()
+            raise refusal(error.code, answer) from None
         except (OSError, HTTPException) as error:
             raise ApiAway(
                 f"{self.base_url} does not answer ({_reason(error)}): start a gateway, as kvrelay up does, or"
                 " name another with --url."
             ) from error
+
+
+def refusal(status: int, answer: bytes) -> ApiAway | ApiRefused:
+    """What an answer of that HTTP status means."""
+    message, code = _told(answer)
+    return ApiAway(message) if status in (429, 502, 503, 504) else ApiRefused(message, code)
 
 
 def _reason(error: Exception) -> str:

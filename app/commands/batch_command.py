@@ -78,6 +78,8 @@ class BatchCommand:
             page = self._client.get(f"/v1/batches?limit=100{after}")
             for batch in page["data"]:
                 print(_line(batch))
+            if not after and not page["data"]:
+                print("There is no batch yet: kvrelay batch run FILE makes one.", file=sys.stderr)
             if not page["has_more"]:
                 return 0
             after = f"&after={page['last_id']}"
@@ -157,7 +159,9 @@ def _endpoint(path: Path) -> str:
         first = next((line for line in file if line.strip()), b"")
     try:
         return str(json.loads(first)["url"])
-    except (ValueError, KeyError, TypeError):
+    except ValueError as error:
+        raise ApiRefused(f"{path} is no file of requests: its first line is no JSON ({error}).") from None
+    except (KeyError, TypeError):
         raise ApiRefused(f"{path} is no file of requests: its first line has no url.") from None
 
 

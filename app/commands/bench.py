@@ -9,10 +9,10 @@ from typing import NamedTuple
 import click
 from tqdm import tqdm
 
-from app.commands.api_client import ApiClient
+from app.commands.api_client import ApiClient, refusal
 from app.commands.options import gateway, no_color
 from app.measure.closed_loop import closed_loop
-from app.measure.completion import Completed, complete
+from app.measure.completion import Completed, Refused, complete
 from app.measure.table import middle, percentile, show
 
 _ORDINARY = range(1_000, 20_000)  # token ids that nearly every vocabulary has
@@ -92,6 +92,8 @@ def bench(
                     percentile(gaps_ms, 0.99),
                 )
                 rows.append(Row(each, count, seen.seconds, *times_ms, seen.tokens / seen.seconds))
+        except Refused as refused:
+            raise refusal(refused.status, refused.body) from None
         except RuntimeError as error:
             raise click.ClickException(str(error)) from None
         except KeyboardInterrupt:

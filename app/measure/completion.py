@@ -24,6 +24,15 @@ class Miscounted(RuntimeError):
     """The server used other numbers of tokens than it was asked for."""
 
 
+class Refused(RuntimeError):
+    """The server answered no stream, but `status` and `body`."""
+
+    def __init__(self, url: str, status: int, body: bytes) -> None:
+        super().__init__(f"{url} answers {status}: {body.decode(errors='replace')}")
+        self.status = status
+        self.body = body
+
+
 def complete(url: str, model: str, prompt: list[int], max_tokens: int, key: str = "") -> Completed:
     """Read a completion of exactly `max_tokens` tokens to its end. Raises RuntimeError, and OSError."""
     start = time.perf_counter()
@@ -50,7 +59,7 @@ def chunks(url: str, model: str, prompt: list[int], max_tokens: int, key: str = 
         connection.request("POST", f"{address.path}/v1/completions", json.dumps(body), headers)
         response = connection.getresponse()
         if response.status != 200:
-            raise RuntimeError(f"{url} answers {response.status}: {response.read(2000).decode()}")
+            raise Refused(url, response.status, response.read(2000))
         usage: dict[str, Any] = {}
         for line in response:
             if not line.startswith(b"data: {"):

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from app.commands.api_client import ApiClient, Object
+from app.commands.batch_command import BatchCommand
 from relay.request import Finish
 from relay.rooms import Rooms
 from tests.batch_rig import ProcessorProcess, as_file, chat_lines, results
@@ -118,7 +120,20 @@ def test_what_is_wrong_is_told_with_its_line(env: dict[str, str], tmp_path: Path
     assert not note(tmp_path / "night.output.jsonl")
     requests.write_bytes(b"nonsense")
     status, _, said = run(env, "run", requests)
+    assert (status, "its first line is no JSON" in said) == (1, True)
+    requests.write_bytes(b"[]")
+    status, _, said = run(env, "run", requests)
     assert (status, "its first line has no url" in said) == (1, True)
+
+
+def test_a_list_of_none_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    class WithoutBatches(ApiClient):
+        def get(self, path: str) -> Object:
+            return {"data": [], "has_more": False}
+
+    assert BatchCommand(WithoutBatches("", "")).list_all() == 0
+    shown = capsys.readouterr()
+    assert (shown.out, "There is no batch yet" in shown.err) == ("", True)
 
 
 def test_cancel_and_status(env: dict[str, str], tmp_path: Path) -> None:

@@ -295,3 +295,10 @@ def test_bench_counts_what_it_sees(env: dict[str, str], answering: Answering, sp
     assert [len(claimed.prompt_ids) for claimed in answering.claimed] == [8] * 5
     status, _, said = run(env, "bench", "-c", "1", "-n", "1", "--output-tokens", "64")
     assert (status, "counts" in said) == (1, True)
+
+
+def test_bench_without_a_worker_says_what_the_gateway_says(env: dict[str, str]) -> None:
+    status, printed, said = run(env, "bench", "-c", "1", "-n", "1")
+    assert (status, printed) == (69, "")
+    assert said.startswith("kvrelay: ")
+    assert "{" not in said, "no JSON"
