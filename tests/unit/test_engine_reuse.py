@@ -1,5 +1,7 @@
 """A decode worker keeps the pages that it has of a prompt: only the others are reserved for a peer."""
 
+from typing import Any
+
 import pytest
 
 from relay.sampling import SamplingParams
@@ -33,7 +35,7 @@ def received() -> Relay:
     return relay
 
 
-def reserve(rig: Rig, key: str, prompt: list[int], **more: object) -> Reserved:
+def reserve(rig: Rig, key: str, prompt: list[int], **more: Any) -> Reserved:
     rig.submit(Reserve(work(key, prompt, **more)))
     rig.step()
     reserved: Reserved = rig.the(Reserved, key)
