@@ -215,7 +215,9 @@ def test_chat_on_a_terminal(
     assert record
     assert record.state is State.CANCELLED
 
-    screen.type("nonsense\x03")  # leaves the line that is being typed
+    screen.type("nonsense")
+    screen.shows("nonsense")  # it waits for more: input() misses a signal that comes a moment before it does
+    screen.type("\x03")  # leaves the line that is being typed
     screen.shows("> ")
     screen.type("Again\n")
     second = worker.claim()
