@@ -66,6 +66,17 @@ class Terminal:
             self._read()
         self.shown = self.shown.partition(text)[2]
 
+    def interrupt(self, shows: str) -> None:
+        """Press Ctrl-C until `shows` is shown: input() misses a signal in the moment before it waits."""
+        deadline = time.monotonic() + DEADLINE_S
+        while shows not in self.shown:
+            assert time.monotonic() < deadline, f"no {shows!r} in {self.shown!r}"
+            self.type("\x03")
+            again = time.monotonic() + 1
+            while shows not in self.shown and time.monotonic() < again:
+                self._read()
+        self.shows(shows)
+
     def ended(self) -> int:
         status = self.process.wait(DEADLINE_S)
         while self._read():
@@ -216,9 +227,8 @@ def test_chat_on_a_terminal(
     assert record.state is State.CANCELLED
 
     screen.type("nonsense")
-    screen.shows("nonsense")  # it waits for more: input() misses a signal that comes a moment before it does
-    screen.type("\x03")  # leaves the line that is being typed
-    screen.shows("> ")
+    screen.shows("nonsense")
+    screen.interrupt("> ")  # leaves the line that is being typed
     screen.type("Again\n")
     second = worker.claim()
     worker.emit(second, spoken, Finish("stop"))
