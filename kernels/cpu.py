@@ -174,9 +174,7 @@ class CpuKernels(ReferenceKernels):
         assert width % 2 == 0
         x = x.contiguous()
         out = x.new_empty(rows, width // 2)
-        self._operations[x.dtype].silu_and_mul(
-            x=_address(x), out=_address(out), rows=rows, width=width // 2
-        )
+        self._operations[x.dtype].silu_and_mul(x=_address(x), out=_address(out), rows=rows, width=width // 2)
         return out
 
 

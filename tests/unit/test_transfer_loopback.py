@@ -440,7 +440,7 @@ def test_a_bug_in_the_transfer_thread_is_told(prefill: KVWorker) -> None:
 
 def test_an_unknown_backend_names_the_known(decode: KVWorker) -> None:
     with pytest.raises(ValueError, match="nixl, loopback"):
-        kv_manager("rdma", "boot", decode.memory, 1)
+        kv_manager("rdma", "boot", decode.memory, rows=1, post_bytes=1 << 20)
 
 
 def test_the_transport_begins_on_the_thread_that_posts() -> None:

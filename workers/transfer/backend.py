@@ -1,14 +1,13 @@
 """Which transport carries KV, by name."""
 
 from workers.transfer.base import KVManager
-from workers.transfer.manager import POST_BYTES
 from workers.transfer.memory import KVMemory
 
 BACKENDS = ("nixl", "loopback")
 
 
 def kv_manager(
-    backend: str, boot: str, memory: KVMemory, rows: int, post_bytes: int = POST_BYTES, digest: bool = False
+    backend: str, boot: str, memory: KVMemory, rows: int, post_bytes: int, digest: bool = False
 ) -> KVManager:
     """The process's KVManager. `boot` names its agent, `rows` bounds the rooms that can be received at a
     time.

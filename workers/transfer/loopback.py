@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from workers.transfer.manager import POST_BYTES, TransferManager
+from workers.transfer.manager import TransferManager
 from workers.transfer.memory import KVMemory
 from workers.transfer.metadata import ROW_BYTES
 from workers.transfer.peer import Peer
@@ -94,9 +94,7 @@ class LoopbackTransport(Transport):
 
 
 class LoopbackManager(TransferManager):
-    def __init__(
-        self, boot: str, memory: KVMemory, rows: int, post_bytes: int = POST_BYTES, digest: bool = False
-    ) -> None:
+    def __init__(self, boot: str, memory: KVMemory, rows: int, post_bytes: int, digest: bool = False) -> None:
         destination_rows, source_rows = Rows(rows), Rows(rows)
         transport = LoopbackTransport(boot, memory, source_rows)
         super().__init__(boot, memory, destination_rows, source_rows, transport, post_bytes, digest)

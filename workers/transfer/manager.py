@@ -21,8 +21,6 @@ from workers.transfer.rows import Rows
 from workers.transfer.thread import TransferThread
 from workers.transfer.transport import Transport
 
-POST_BYTES = 64 << 20
-
 
 class TransferManager(KVManager):
     """`receiver`, `release` and `proven` belong to one thread (control)."""
@@ -34,7 +32,7 @@ class TransferManager(KVManager):
         rows: Rows,
         source_rows: Rows,
         transport: Transport,
-        post_bytes: int = POST_BYTES,
+        post_bytes: int,
         digest: bool = False,
     ) -> None:
         self.memory = memory

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from relay.log import event
-from workers.transfer.manager import POST_BYTES, TransferManager
+from workers.transfer.manager import TransferManager
 from workers.transfer.memory import KVMemory, MemoryKind
 from workers.transfer.metadata import ROW_BYTES
 from workers.transfer.peer import Peer
@@ -187,9 +187,7 @@ class NixlTransport(Transport):
 
 
 class NixlManager(TransferManager):
-    def __init__(
-        self, boot: str, memory: KVMemory, rows: int, post_bytes: int = POST_BYTES, digest: bool = False
-    ) -> None:
+    def __init__(self, boot: str, memory: KVMemory, rows: int, post_bytes: int, digest: bool = False) -> None:
         destination_rows, source_rows = Rows(rows), Rows(rows)
         transport = NixlTransport(boot, memory, destination_rows, source_rows)
         super().__init__(boot, memory, destination_rows, source_rows, transport, post_bytes, digest)

@@ -45,4 +45,3 @@ def test_neither_keys_nor_texts_are_logged(
     assert written.count("submitted") == 5, "the level is info"
     for secret in (key, wrong, SAID, ANSWERED.strip()):
         assert secret not in written
-

@@ -482,6 +482,7 @@ def test_full_answers_429(gateway: GatewayProcess, worker: ScriptedWorker, rooms
 def test_ready_says_what_is_missing(gateway: GatewayProcess, rooms: Rooms) -> None:
     def is_ready(*missing: str) -> None:
         """Soon: the verdict may be a look old."""
+
         def asked() -> Reply | None:
             reply = gateway.call("GET", "/ready")
             return reply if reply.body["missing"] == list(missing) else None
