@@ -1,8 +1,10 @@
-"""One call of a tool, read character by character: its name, and its arguments as they come."""
+"""One call of a tool as a JSON object: its name, and its arguments as they come."""
 
 import json
 from enum import Enum
 from typing import Any, NoReturn
+
+from app.tools.scanner import Scanner
 
 _SPACE = " \t\n\r"
 _NAMES = ("name",)
@@ -19,16 +21,11 @@ class _At(Enum):
     COMMA_OR_END = 6
 
 
-class CallScanner:
-    """Takes a JSON object of a name and arguments, whatever their order and whatever else it holds.
-
-    `name` is None until it is known. `done` after the last character, `broken` as soon as it is none.
-    """
+class CallScanner(Scanner):
+    """Takes a JSON object of a name and arguments, whatever their order and whatever else it holds."""
 
     def __init__(self) -> None:
-        self.name: str | None = None
-        self.done = False
-        self.broken = False
+        super().__init__()
         self._at = _At.OPENING
         self._key = ""
         self._value = ""
@@ -36,11 +33,8 @@ class CallScanner:
         self._in_string = False
         self._escaped = False
         self._arguments: str | None = None
-        self._fresh = ""
 
-    def push(self, char: str) -> None:
-        assert not self.done
-        assert not self.broken
+    def _read(self, char: str) -> None:
         if self._at is _At.IN_VALUE:
             self._in_value(char)
         elif self._at is _At.KEY:
@@ -49,8 +43,8 @@ class CallScanner:
             self._between(char)
 
     def take_arguments(self) -> str:
-        """What came of the arguments since the last time, as JSON; `{}` at the end of a call without any."""
-        fresh, self._fresh = self._fresh, ""
+        """As in any call; `{}` at the end of one without arguments."""
+        fresh = super().take_arguments()
         if self.done and self._arguments is None:
             self._arguments = fresh = "{}"
         return fresh

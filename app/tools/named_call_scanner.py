@@ -1,38 +1,29 @@
 """One call of a tool whose name stands before its arguments: `name[ARGS]{...}`."""
 
 from app.tools.call_scanner import read_json
+from app.tools.scanner import Scanner
 
 _MOST_BEFORE = 160  # characters: a name, and an id that some write behind it
 _ID = "[CALL_ID]"
 
 
-class NamedCallScanner:
-    """Takes a call character by character, as CallScanner does. `mark` stands between name and arguments."""
+class NamedCallScanner(Scanner):
+    """`mark` stands between name and arguments."""
 
     def __init__(self, mark: str) -> None:
-        self.name: str | None = None
-        self.done = False
-        self.broken = False
+        super().__init__()
         self._mark = mark
         self._before = ""
         self._arguments = ""
-        self._fresh = ""
         self._depth = 0
         self._in_string = False
         self._escaped = False
 
-    def push(self, char: str) -> None:
-        assert not self.done
-        assert not self.broken
+    def _read(self, char: str) -> None:
         if self.name is None:
             self._in_name(char)
         else:
             self._in_arguments(char)
-
-    def take_arguments(self) -> str:
-        """What came of the arguments since the last time."""
-        fresh, self._fresh = self._fresh, ""
-        return fresh
 
     def _in_name(self, char: str) -> None:
         self._before += char

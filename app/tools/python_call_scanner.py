@@ -5,41 +5,32 @@ import json
 from typing import Any
 
 from app.tools.call_scanner import read_json
+from app.tools.scanner import Scanner
 
 _MOST_NAME = 64  # characters
 _MOST_DEPTH = 32  # of brackets
 _NAMES_OF_JSON = {"true": True, "false": False, "null": None}
 
 
-class PythonCallScanner:
-    """Takes a call character by character, as CallScanner does. Each argument is told when it is whole."""
+class PythonCallScanner(Scanner):
+    """Each argument is told when it is whole."""
 
     def __init__(self) -> None:
-        self.name: str | None = None
-        self.done = False
-        self.broken = False
+        super().__init__()
         self._before = ""
         self._argument = ""
         self._told: set[str] = set()
-        self._fresh = ""
         self._depth = 0
         self._quote = ""
         self._escaped = False
 
-    def push(self, char: str) -> None:
-        assert not self.done
-        assert not self.broken
+    def _read(self, char: str) -> None:
         if self.name is None:
             self._in_name(char)
         elif self._quote:
             self._in_string(char)
         else:
             self._in_arguments(char)
-
-    def take_arguments(self) -> str:
-        """What came of the arguments since the last time, as JSON."""
-        fresh, self._fresh = self._fresh, ""
-        return fresh
 
     def _in_name(self, char: str) -> None:
         if char == "(":
@@ -74,7 +65,7 @@ class PythonCallScanner:
     def _end_argument(self, char: str) -> None:
         if self._argument.strip() or char == ",":
             try:
-                name, value = _read(self._argument)
+                name, value = _read_argument(self._argument)
                 shown = f"{json.dumps(name)}: {json.dumps(value, allow_nan=False)}"
             except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
                 self.broken = True
@@ -88,7 +79,7 @@ class PythonCallScanner:
             self.done = True
 
 
-def _read(argument: str) -> tuple[str, Any]:
+def _read_argument(argument: str) -> tuple[str, Any]:
     """Name and value, which may be written as in JSON. Raises SyntaxError, ValueError and others of `ast`."""
     name, _, text = (part.strip() for part in argument.partition("="))
     if not name.isidentifier():

@@ -8,11 +8,11 @@ from typing import NamedTuple
 from app.tools.call_scanner import CallScanner
 from app.tools.named_call_scanner import NamedCallScanner
 from app.tools.python_call_scanner import PythonCallScanner
+from app.tools.scanner import Scanner
 from app.tools.tool_format import ToolFormat
 
 _FILLERS = " \t\n\r,;[]"  # around and between calls
 _ENDINGS = re.compile(r"(\s*[,;\]])*")  # of a call in a list
-_Scanner = CallScanner | NamedCallScanner | PythonCallScanner
 
 
 class Piece(NamedTuple):
@@ -48,7 +48,7 @@ class ToolParser:
         self._fresh = True  # nothing was told yet
         self._held = ""  # not told yet: it may turn out to be text
         self._passed = 0  # characters of that which may stand before a call, and are no part of one
-        self._call: _Scanner = CallScanner()
+        self._call: Scanner = CallScanner()
         self._named = False  # the name of the current call was told
         self._after_call = False  # what is held stands behind a call
 
@@ -111,7 +111,7 @@ class ToolParser:
             return True
         return self._after_call and "," in self._held and "]" not in self._held
 
-    def _begin_call(self, scanner: _Scanner, char: str) -> list[Piece]:
+    def _begin_call(self, scanner: Scanner, char: str) -> list[Piece]:
         self._at, self._call, self._named = _At.IN_CALL, scanner, False
         return self._in_call(char)
 
