@@ -1,6 +1,7 @@
 """The operations a model is made of, behind one interface (`kernels.base.Kernels`)."""
 
 import logging
+import os
 from typing import TYPE_CHECKING
 
 from kernels.base import AttentionBatch, Kernels
@@ -64,6 +65,8 @@ def _compiled() -> "CpuKernels":
 
 
 def _flashinfer() -> "FlashInferKernels":
+    # Its norms in CUDA can be compiled ahead, as all else; those of the CuTe DSL compile when they first run.
+    os.environ.setdefault("FLASHINFER_USE_CUDA_NORM", "1")
     from kernels.flashinfer import FlashInferKernels
 
     return FlashInferKernels()

@@ -15,6 +15,8 @@ from kernels.decoder import Decoder, ForwardPass
 from kernels.flashinfer_attention import DTYPES, HEAD_DIMS, GraphPlan, Plan, Variant, Wrappers, supports
 from kernels.reference import ReferenceKernels
 
+TOP_P_VOCAB = 2048  # for fewer tokens FlashInfer has another search, which takes weights to add up to one
+
 
 class FlashInferKernels(ReferenceKernels):
     """See `kernels.base.Kernels`. One thread runs them, one step at a time: a plan lasts until the next."""
@@ -114,6 +116,8 @@ class FlashInferKernels(ReferenceKernels):
         return kept
 
     def top_p(self, weights: Tensor, p: Tensor) -> Tensor:
+        if weights.shape[1] < TOP_P_VOCAB:
+            return super().top_p(weights, p)
         # It counts with the row's own sum, so the weights need not add up to one; its floating point sums
         # depend on the order in which blocks come, those of integers do not.
         kept: Tensor = flashinfer.top_p_renorm_probs(weights, p.float(), is_deterministic=True)

@@ -21,6 +21,10 @@ _FA3_HEAD_DIM = 128
 _GROUP_FOR_TENSOR_CORES = 4  # query heads per KV head from which they pay in decode
 
 
+def on_hopper(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) == _HOPPER
+
+
 def supports(dtype: torch.dtype, head_dim: int) -> bool:
     return dtype in DTYPES and head_dim in HEAD_DIMS
 
@@ -46,8 +50,7 @@ class Variant(NamedTuple):
         """Of prefill: FlashAttention 3 on Hopper for heads of 128, as large models have them, in its plain
         form. The others would be minutes of compiling for little."""
         plain = self.window is None and self.soft_cap is None and self.head_dim == _FA3_HEAD_DIM
-        hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) == _HOPPER
-        return "fa3" if plain and hopper else "fa2"
+        return "fa3" if plain and on_hopper(device) else "fa2"
 
     @property
     def options(self) -> dict[str, Any]:

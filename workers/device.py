@@ -1,10 +1,14 @@
 """The device a worker computes on."""
 
 import os
+from itertools import product
 
 import torch
 
 from relay.settings import SettingsError
+
+# With these, memory is not from cudaMalloc: another process cannot map it, so KV could not travel.
+UNMAPPABLE = ("expandable_segments:true", "backend:cudamallocasync")
 
 
 def choose_device(name: str) -> torch.device:
@@ -20,10 +24,7 @@ def choose_device(name: str) -> torch.device:
             "DEVICE=cuda, but torch sees no GPU: check nvidia-smi and that torch was built for CUDA, "
             "or set DEVICE=cpu"
         )
-    for variable in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        # Such segments are no cudaMalloc memory: another process cannot map them, so KV could not travel.
-        if "expandable_segments:true" in os.environ.get(variable, "").lower():
-            raise SettingsError(
-                f"{variable} turns expandable segments on, and KV in them cannot be sent: unset it"
-            )
+    for variable, option in product(("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"), UNMAPPABLE):
+        if option in os.environ.get(variable, "").replace(" ", "").lower():
+            raise SettingsError(f"{variable} has {option}, and KV in such memory cannot be sent: unset it")
     return torch.device("cuda", torch.cuda.current_device())

@@ -20,8 +20,10 @@ def warm_up(model: Model, kv: KVPool, tokens: int, max_rows: int) -> None:
     """The first pass and draw of each kind pay for memory, dispatch, CUDA graphs and whatever kernels are not
     compiled; that must not fall into a lease.
 
-    A prompt of `tokens` tokens, then steps of decodes, of which there will be `max_rows` at most.
+    A prompt of `tokens` tokens, or as many as the context and the pool hold, then steps of decodes, of which
+    there will be `max_rows` at most.
     """
+    tokens = min(tokens, model.config.context_length_tokens, kv.pages * kv.page_size)
     steps = [(1, tokens)] + [(rows, 1) for rows in model.kernels.warm_rows(max_rows)]
     for done, (rows, query) in enumerate(steps, 1):
         pages = range(-(-tokens // kv.page_size))

@@ -91,7 +91,7 @@ class Worker:
         kv = KVPool.allocate(shape, model.dtype, model.device)
         self._lock = self._life_lock(kv)
         self._incarnation = Incarnation.here(self._boot, self._lock.path if self._lock else "")
-        warm_up(model, kv, min(settings.chunk_tokens, settings.page_size * kv.pages), max_rows)
+        warm_up(model, kv, settings.chunk_tokens, max_rows)
         event(log, "loaded", seconds=time.monotonic() - started, kv_pages=kv.pages)
 
         self._rooms = self.make_rooms()

@@ -40,8 +40,7 @@ unpack() {
     trap 'rm -rf "$work"' EXIT
     tar -C "$work" -xJf build/gpu/pack.tar.xz || exit 1
     export PYTHONPATH="$PWD:$work/site${PYTHONPATH:+:$PYTHONPATH}"
-    # Modules that were not compiled ahead go here; the norms that were are those of CUDA.
-    export FLASHINFER_WORKSPACE_BASE=$work FLASHINFER_USE_CUDA_NORM=1
+    export FLASHINFER_WORKSPACE_BASE=$work # modules that were not compiled ahead go here
 }
 
 export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1

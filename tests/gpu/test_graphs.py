@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bench.gpu import shape
-from kernels import AttentionBatch
+from kernels import AttentionBatch, load_kernels
 from kernels.op_by_op import OpByOp
 
 pytest.importorskip("flashinfer")
@@ -17,10 +17,8 @@ CONTEXTS = (5, 40, 17, 300, 1, 64, 33)
 
 def test_a_replayed_step_equals_the_same_step_op_by_op() -> None:
     """Sizes that are captured, sizes that are padded, and the same graph with other contents."""
-    from kernels.flashinfer import FlashInferKernels
-
     cuda = torch.device("cuda")
-    kernels = FlashInferKernels()
+    kernels = load_kernels("flashinfer", "cuda")
     torch.manual_seed(0)
     decoder = shape.decoder(shape.TINY, cuda)
     decoder = replace(decoder, layers=list(decoder.layers))  # read twice

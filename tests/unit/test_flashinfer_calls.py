@@ -16,7 +16,7 @@ from kernels.decoder import Decoder, Layer
 
 flashinfer = pytest.importorskip("flashinfer")
 
-from kernels.flashinfer import FlashInferKernels  # noqa: E402
+from kernels.flashinfer import TOP_P_VOCAB, FlashInferKernels  # noqa: E402
 from kernels.flashinfer_attention import Attention, GraphPlan, Variant  # noqa: E402
 from kernels.page_tables import PageTables  # noqa: E402
 from workers.engine.batch_draw import Draw, draw_rows  # noqa: E402
@@ -223,7 +223,7 @@ def test_the_filters_of_a_draw_are_bound(calls: Calls) -> None:
     """Of FlashInfer's sampling only these: its draws would not follow from seed and position."""
     kernels = FlashInferKernels()
     given = [Draw(0.7, 5, 0.9, 0.0, 0.3), Draw(1.0, 0, 1.0, 0.1, 0.6)]
-    scores = torch.empty(2, VOCAB, device=META)
+    scores = torch.empty(2, TOP_P_VOCAB, device=META)
     ids = draw_rows(kernels, scores, torch.empty(2, device=META), given)
     assert (ids.shape, ids.dtype) == ((2,), torch.int64)
     (top_k,) = calls.bound["flashinfer.top_k_mask_logits"]
