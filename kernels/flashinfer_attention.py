@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 import flashinfer
 import torch
+from flashinfer.jit.core import MissingJITCacheError
 from torch import Tensor
 
-from kernels.base import AttentionBatch
+from kernels.base import AttentionBatch, NotCompiled
 from kernels.page_tables import PageTables
 from kernels.reference import Plan as ReferencePlan
 from kernels.reference import ReferenceKernels
@@ -97,12 +98,21 @@ class Attention:
         )
 
     def plan(self, host: PageTables, there: PageTables) -> None:
-        """`host` and `there` are the same tables on both sides: lengths are read here, pages there."""
+        """`host` and `there` are the same tables on both sides: lengths are read here, pages there.
+
+        Raises NotCompiled where FLASHINFER_DISABLE_JIT is set, as in images, and its module is missing."""
         if self._planned is not None:
             # FlashInfer copies each plan from the same host memory: the device must have taken the last one,
             # which it does at the start of that step.
             self._planned.synchronize()
-        self._plan(host, there)
+        try:
+            self._plan(host, there)
+        except MissingJITCacheError as missing:
+            name = missing.spec.name if missing.spec is not None else "for this model"
+            raise NotCompiled(
+                f"FlashInfer's module {name} was not compiled ahead: set KERNELS=reference, or add it to "
+                "bench/gpu/modules.py and build again"
+            ) from missing
         if self._planned is not None:
             self._planned.record()
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Gather what bench/gpu/run.sh needs on a machine without a network into one file:
 #     bench/gpu/pack.sh [--no-modules]     -> build/gpu/pack.tar.xz
-# Needs a package index, xz and binutils, and nvcc 13 for FlashInfer's modules, many minutes of two cores, once: they
-# are kept in build/gpu/modules. With --no-modules none is compiled; what is missing then, the GPU machine's own nvcc
-# compiles, which takes minutes of its time.
+# Needs a package index, xz and binutils, and nvcc 13 for FlashInfer's modules, half an hour of two cores, once: they
+# are kept in build/gpu/modules. With --no-modules none is compiled, and the GPU machine's own nvcc compiles them all,
+# which takes minutes of its time.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -33,8 +33,8 @@ compile_modules() { # FlashInfer's own compiler driver, in a virtual environment
     "$python" -c 'import site; print(site.getsitepackages()[0])' >"$("$venv/bin/python" -c \
         'import site; print(site.getsitepackages()[0])')/kvrelay.pth"
     "$venv/bin/python" -m pip --disable-pip-version-check install -qq --no-deps \
-        $("$python" -m bench.gpu.packages | grep -E '^(flashinfer|apache-tvm)') einops nvidia-ml-py ninja \
-        click requests tabulate tqdm packaging filelock
+        $("$python" -m bench.gpu.packages | grep -E '^(flashinfer|apache-tvm|einops|nvidia-ml|tabulate)') \
+        ninja click requests tqdm packaging filelock
     CPATH=$here/include:$here/site/nvidia/cu13/include LIBRARY_PATH=$here/lib FLASHINFER_CUDA_ARCH_LIST=9.0a \
         FLASHINFER_WORKSPACE_BASE=$(realpath "$build") \
         "$venv/bin/python" -m bench.gpu.modules "$modules"
@@ -47,6 +47,10 @@ modules=$build/modules/$(sed -n 's/^flashinfer-python==//p' "$build/packages.txt
 mkdir -p "$modules"
 pip_for_312 --target "$site" -r "$build/packages.txt"
 "$python" -m bench.gpu.slim "$site"
+# What an installation says of kvrelay itself, which runs from its tree there.
+version=$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)
+mkdir "$site/kvrelay-$version.dist-info"
+printf 'Metadata-Version: 2.1\nName: kvrelay\nVersion: %s\n' "$version" >"$site/kvrelay-$version.dist-info/METADATA"
 if [ "${1:-}" != --no-modules ]; then compile_modules; fi
 mkdir -p "$site/flashinfer/data/aot"
 cp -r "$modules/." "$site/flashinfer/data/aot"

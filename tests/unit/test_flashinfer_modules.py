@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kernels import load_kernels
-from kernels.base import AttentionBatch
+from kernels.base import AttentionBatch, NotCompiled
 from workers.engine.batch_draw import Draw, draw_rows
 
 flashinfer = pytest.importorskip("flashinfer")
@@ -45,35 +45,39 @@ class Module:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
-    """Names of the modules that were loaded, on what takes itself for a Hopper GPU."""
+def hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What takes itself for a GPU, and pins no memory."""
+    empty = torch.empty
+
+    def unpinned(*args: Any, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
+        return empty(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "empty", unpinned)
+    monkeypatch.setattr(sampling, "_get_row_states_buffer", lambda *_: None)
+    monkeypatch.setattr(core.current_compilation_context, "TARGET_CUDA_ARCHS", {modules.HOPPER})
+    monkeypatch.setattr(flashinfer_attention, "on_hopper", lambda _: True)
+    monkeypatch.setattr(norm, "_USE_CUDA_NORM", True)
+    for owner in (activation, decode, norm, page, prefill, rope, sampling):
+        for name, answer in (("get_compute_capability", (9, 0)), ("device_support_pdl", True)):
+            monkeypatch.setattr(owner, name, lambda *_, answer=answer: answer, raising=False)
+    for loader in LOADERS:
+        loader.cache_clear()
+    yield
+    for loader in LOADERS:
+        loader.cache_clear()
+
+
+@pytest.fixture
+def asked(hopper: None, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Names of the modules that were loaded."""
     names: set[str] = set()
 
     def load(spec: Any) -> Module:
         names.add(spec.name)
         return Module()
 
-    def empty(*args: Any, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
-        return unpinned(*args, **kwargs)
-
-    unpinned = torch.empty
-    monkeypatch.setattr(torch, "empty", empty)
-    monkeypatch.setattr(sampling, "_get_row_states_buffer", lambda *_: None)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     monkeypatch.setattr(core.JitSpec, "build_and_load", load)
-    monkeypatch.setattr(core.current_compilation_context, "TARGET_CUDA_ARCHS", {modules.HOPPER})
-    monkeypatch.setattr(flashinfer_attention, "on_hopper", lambda _: True)
-    monkeypatch.setattr(norm, "_USE_CUDA_NORM", True)
-    for owner in (activation, decode, norm, page, prefill, rope, sampling):
-        for name in ("get_compute_capability", "device_support_pdl"):
-            if hasattr(owner, name):
-                answer = (9, 0) if name == "get_compute_capability" else True
-                monkeypatch.setattr(owner, name, lambda *_, answer=answer: answer)
-    for loader in LOADERS:
-        loader.cache_clear()
-    yield names
-    for loader in LOADERS:
-        loader.cache_clear()
+    return names
 
 
 def attend(heads: int, kv_heads: int, head_dim: int, **options: Any) -> None:
@@ -109,6 +113,18 @@ def test_what_is_compiled_ahead_is_what_is_asked_for(asked: set[str]) -> None:
     scores = torch.empty(1, TOP_P_VOCAB, device=META)
     draw_rows(FlashInferKernels(), scores, torch.empty(1, device=META), [Draw(0.7, 5, 0.9, 0.0, 0.3)])
     assert asked == {spec.name for spec in modules.specs()}
+
+
+@pytest.mark.parametrize(("batch", "kind"), [(DECODES, "decode"), (MIXED, "prefill")])
+def test_without_a_compiler_the_missing_module_is_named(
+    hopper: None, batch: AttentionBatch, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLASHINFER_DISABLE_JIT", "1")
+    kernels = FlashInferKernels()
+    layer_kv = torch.empty(PAGES, 2, PAGE_SIZE, 2, 256, dtype=torch.float16, device=META)
+    q = torch.empty(batch.tokens, 2, 256, dtype=torch.float16, device=META)
+    with pytest.raises(NotCompiled, match=f"batch_{kind}.*_f16_.*_256_.* KERNELS=reference"):
+        kernels.attention(q, layer_kv, kernels.plan(batch, META), scale=1.0)
 
 
 def test_norms_are_those_that_can_be_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
