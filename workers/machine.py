@@ -2,7 +2,10 @@
 
 import importlib.util
 import json
+import os
 import platform
+import shutil
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
@@ -35,11 +38,19 @@ def _torch(settings: Settings) -> dict[str, Any]:
             found["flashinfer"] = (
                 version("flashinfer-python") if importlib.util.find_spec("flashinfer") else None
             )
+            found["compiles"] = compiles(os.environ)
         kernels = load_kernels(settings.kernels, device.type)
         found |= {"kernels": kernels.name, "isa": getattr(kernels, "isa", None)}
     except (ValueError, ImportError, RuntimeError) as error:
         found["error"] = str(error)
     return found
+
+
+def compiles(env: Mapping[str, str]) -> bool:
+    """Whether FlashInfer can compile kernels that it lacks, or is not to, as in images that have them."""
+    home = env.get("CUDA_HOME") or env.get("CUDA_PATH") or "/usr/local/cuda"
+    found = shutil.which("nvcc", path=f"{env.get('PATH', '')}:{home}/bin")
+    return found is not None or bool(env.get("FLASHINFER_DISABLE_JIT"))
 
 
 def _nixl() -> dict[str, Any]:

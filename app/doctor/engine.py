@@ -38,8 +38,11 @@ def judge_engine(found: Mapping[str, Any]) -> Iterator[Finding]:
         yield fail("engine", f"{python}: {what}", todo or "correct DEVICE and KERNELS")
     elif found["device"] == "cuda":
         yield ok("engine", f"{python}, CUDA {found['cuda']}: {found['gpu']}, {found['gpu_bytes'] >> 20} MiB")
-        if found["kernels"] == "flashinfer":
+        if found["kernels"] == "flashinfer" and found["compiles"]:
             yield ok("kernels", f"FlashInfer {found['flashinfer']}")
+        elif found["kernels"] == "flashinfer":
+            what = f"FlashInfer {found['flashinfer']}, and no nvcc that compiles them"
+            yield warn("kernels", what, "install CUDA's nvcc 13, or run the image, which has them compiled")
         else:
             yield warn(
                 "kernels", "plain torch, which is slow", "pip install 'kvrelay[gpu]', and KERNELS=auto"

@@ -55,7 +55,7 @@ part limits 25 "$python" -m bench.gpu.limits --device $device --out "$out"
 part steps 90 "$python" -m bench.gpu.steps --device $device --out "$out"
 part transfer 50 "$python" -m bench.gpu.transfer --device $device --out "$out"
 part contract 100 "$python" -m pytest -q --timeout=60 --continue-on-collection-errors tests/gpu
-part relay 150 "$python" -m bench.gpu.relay --device $device --out "$out"
+part relay 300 "$python" -m bench.gpu.relay --device $device --out "$out"
 tail -qn 1 "$out/contract.log" 2>/dev/null | sed 's/^/contract: /' >>"$out/table.txt"
 cat "$out/table.txt"
 [[ ! ${statuses[*]} =~ (failed|ended|no\ time) ]]

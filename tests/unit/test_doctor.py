@@ -1,5 +1,6 @@
 """What `kvrelay doctor` makes of facts."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from app.doctor.engine import judge_engine
 from app.doctor.finding import Finding
 from app.doctor.model import judge_memory
 from app.doctor.redis_server import judge_clock, judge_server
+from workers.machine import compiles
 
 SERVER = {
     "server_name": "valkey",
@@ -57,7 +59,8 @@ def test_a_server(change: dict[str, Any], answer_ms: float, expected: tuple[str,
         ({"kernels": "reference", "isa": None}, ("warn", "kernels")),
         ({"error": "DEVICE=cuda, but torch sees no GPU: check nvidia-smi"}, ("fail", "engine")),
         ({"nixl": {"error": "NIXL cannot start UCX (x). Unset UCX_TLS."}}, ("fail", "NIXL")),
-        (GPU | {"kernels": "flashinfer"}, ("ok", "NIXL")),
+        (GPU | {"kernels": "flashinfer", "compiles": True}, ("ok", "NIXL")),
+        (GPU | {"kernels": "flashinfer", "compiles": False}, ("warn", "kernels")),
         (GPU | {"kernels": "reference", "flashinfer": None}, ("warn", "kernels")),
     ],
 )
@@ -74,3 +77,13 @@ def test_memory_is_for_all_workers() -> None:
 def test_a_clock_may_be_off_by_less_than_a_lease() -> None:
     assert [judge_clock(s).level for s in (-3.0, -1.0, 0.0, 1.0, 3.0)] == ["warn", "ok", "ok", "ok", "warn"]
     assert "behind" in judge_clock(60.0).what
+
+
+def test_a_compiler_is_looked_for_where_flashinfer_looks(tmp_path: Path) -> None:
+    nvcc = tmp_path / "bin" / "nvcc"
+    nvcc.parent.mkdir()
+    nvcc.touch(mode=0o755)
+    assert compiles({"PATH": str(nvcc.parent), "CUDA_HOME": "/nowhere"})
+    assert compiles({"CUDA_HOME": str(tmp_path)})
+    assert not compiles({"PATH": "/nowhere", "CUDA_HOME": "/nowhere"})
+    assert compiles({"CUDA_HOME": "/nowhere", "FLASHINFER_DISABLE_JIT": "1"}), "an image has what it needs"
