@@ -4,6 +4,7 @@ A grammar is a text in llguidance's own form, made here from what clients send, 
 """
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property, lru_cache
@@ -17,6 +18,7 @@ from relay.tokenizer import Tokenizer
 MAX_GRAMMAR_BYTES = 64 << 10
 # A space, or a new line with its indentation: small models that may write any whitespace write it for ever.
 JSON_SPACE = r"\x20|\n[\x20\t]{0,40}"
+_JSON_STYLE: Any = {"whitespace_flexible": True, "whitespace_pattern": JSON_SPACE}
 _SOUND = 256  # grammars that are not compiled again to be checked
 _COMPILED = 64  # and to be followed
 # A step of a matcher takes some ms at most, and its automaton some tens of MB.
@@ -32,9 +34,7 @@ class GrammarError(ValueError):
 def json_grammar(schema: dict[str, Any]) -> str:
     """Of the JSON texts that are valid by `schema`. Raises GrammarError."""
     try:
-        return LLMatcher.grammar_from_json_schema(
-            schema, defaults={"whitespace_flexible": True, "whitespace_pattern": JSON_SPACE}
-        )
+        return LLMatcher.grammar_from_json_schema(schema, defaults=_JSON_STYLE)
     except ValueError as error:
         raise GrammarError(_short(str(error))) from error
 
@@ -61,6 +61,12 @@ def rules_grammar(rules: str) -> str:
 def lark_grammar(rules: str) -> str:
     """Of the texts of a grammar in llguidance's own syntax, which is Lark's and more."""
     return LLMatcher.grammar_from_lark(rules)
+
+
+def json_rule(schema: Any) -> str:
+    """The same texts, as a part of a `lark_grammar`. What is no schema is refused when that is checked."""
+    style = {"x-guidance": _JSON_STYLE}
+    return f"%json {json.dumps(schema | style if isinstance(schema, dict) else schema)}"
 
 
 class Grammars:
@@ -138,6 +144,7 @@ class _Tokens:
 
 
 def _short(told: str) -> str:
-    """What is wrong, without what repeats the grammar around it."""
+    """What is wrong, without what repeats the grammar around it, or counts lines that no client wrote."""
     lines = told.strip().splitlines()
-    return next((line for line in lines if line.startswith("error: ")), lines[0])[:300]
+    found = next((line for line in lines if line.startswith("error: ")), lines[0])
+    return re.sub(r"^at \d+\(\d+\): failed to compile JSON schema: ", "", found)[:300]

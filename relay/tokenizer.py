@@ -106,6 +106,10 @@ class Tokenizer:
         found: int | None = self._backend.token_to_id(token)
         return found
 
+    def is_special(self, token: str) -> bool:
+        """Whether this is how a token is spelled that decoding may skip."""
+        return self.token_id(token) in self.special_ids
+
     def token_text(self, token_id: int) -> str:
         """One token as text; bytes that are no whole character become U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", "replace")

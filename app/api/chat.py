@@ -57,8 +57,10 @@ class ChatView:
         return _choice({"delta": delta}, {}, end, self._called(end))
 
     def whole(self, tokens: list[Token], end: End) -> dict[str, Any]:
-        text = self._echo + "".join(token.text for token in tokens) + end.text
+        text = "".join(token.text for token in tokens) + end.text
         said = self._tools.message(text) if self._tools else {"content": text}
+        if self._echo:
+            said["content"] = self._echo + (said["content"] or "")
         message = {"role": "assistant", "refusal": None} | said
         return _choice({"message": message}, self._of(tokens), end, self._called(end))
 

@@ -1,16 +1,17 @@
 """A conversation, how the model's template makes it a prompt, and the tools that the model may call in it."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 
+from app.fields.called import may_call, must_call
 from app.fields.message import Message
 from app.fields.sampling_fields import SamplingFields
 from app.fields.structure import Wanted
 from app.gateway.errors import invalid
-from app.tools.tool import Function, NamedTool, Tool, ToolChoice
-from app.tools.tool_format import ToolFormat, forced_calls, tool_format
+from app.tools.tool import NamedTool, Tool, ToolChoice
+from app.tools.tool_format import ToolFormat, tool_format
 from relay.chat_template import ChatTemplate
 from relay.grammar import Grammars
 from relay.model_file import ModelError
@@ -25,6 +26,8 @@ _RESERVED = {"messages", "tools", "documents", "add_generation_prompt", "continu
 class Conversation(SamplingFields):
     """`chat_template` is Jinja of the client's own, if CLIENT_TEMPLATES allows it. `chat_template_kwargs`,
     `documents` and `reasoning_effort` are variables of the template, which may or may not use them."""
+
+    strict_unless_said: ClassVar[bool] = False  # of a function
 
     messages: list[Message] = Field(min_length=1)
     add_generation_prompt: bool = True
@@ -93,23 +96,25 @@ class Conversation(SamplingFields):
 
     def structures(self, tokenizer: Tokenizer) -> list[Wanted]:
         others = super().structures(tokenizer)
-        form, functions = self.calls_format(tokenizer), self._forced
-        if form is None or not functions:
+        form = self.calls_format(tokenizer)
+        if form is None:
             return others
         several = self.parallel_tool_calls and not isinstance(self.tool_choice, NamedTool)
-        return [Wanted("tools", lambda: forced_calls(form, functions, several, tokenizer)), *others]
+        if self.tool_choice == "auto":
+            return may_call(form, self.tools, several, tokenizer, others, self.strict_unless_said)
+        return [must_call(form, self._forced, several, tokenizer), *others]
 
     def params(self, max_tokens: int, seed: int, tokenizer: Tokenizer, grammars: Grammars) -> SamplingParams:
         params = super().params(max_tokens, seed, tokenizer, grammars)
         form = self.calls_format(tokenizer)
-        if form is None or tokenizer.token_id(form.start) not in tokenizer.special_ids:
+        if form is None or not any(tokenizer.is_special(mark) for mark in form.marks):
             return params
-        return replace(params, skip_special_tokens=False)  # what begins a call must be seen
+        return replace(params, skip_special_tokens=False)
 
     @property
-    def _forced(self) -> list[Function]:
+    def _forced(self) -> list[Tool]:
         """One of these must be called."""
-        if isinstance(self.tool_choice, NamedTool):
-            name = self.tool_choice.function.name
-            return [tool.function for tool in self.tools if tool.function.name == name]
-        return [tool.function for tool in self.tools] if self.tool_choice == "required" else []
+        if not isinstance(self.tool_choice, NamedTool):
+            return self.tools
+        name = self.tool_choice.function.name
+        return [tool for tool in self.tools if tool.function.name == name]

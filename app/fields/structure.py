@@ -1,7 +1,7 @@
 """The form that a client wants its answer to have, in every spelling that clients send."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
@@ -80,10 +80,17 @@ class StructuredOutputs(Strict):
 
 
 class Wanted(NamedTuple):
-    """One form, under the name of its field. `make` gives its grammar, or raises GrammarError."""
+    """One form, under the name of its field. `make` gives its grammar, or raises GrammarError.
+
+    `schema` where the form is JSON. If the grammar fails, `instead` is wanted if it is there; else what is
+    wrong with one of `parts` is told, if anything is.
+    """
 
     param: str
     make: Callable[[], str]
+    schema: Callable[[], dict[str, Any]] | None = None
+    parts: "Sequence[Wanted]" = ()
+    instead: "Sequence[Wanted] | None" = None
 
 
 class Structure(Strict):
@@ -134,7 +141,7 @@ class Structure(Strict):
         ]
 
 
-def only_grammar(structures: list[Wanted], grammars: Grammars) -> str | None:
+def only_grammar(structures: Sequence[Wanted], grammars: Grammars) -> str | None:
     """The grammar of the one structure that is wanted. Raises ApiError for two, and for one that is wrong."""
     if not structures:
         return None
@@ -145,12 +152,18 @@ def only_grammar(structures: list[Wanted], grammars: Grammars) -> str | None:
         grammar = first.make()
         grammars.check(grammar)
     except GrammarError as error:
+        if first.instead is not None:
+            return only_grammar(first.instead, grammars)
+        for part in first.parts:
+            only_grammar([part], grammars)
         raise invalid(f"{first.param}: {error}.", first.param) from None
     return grammar
 
 
 def _json(param: str, schema: Schema | None) -> Wanted | None:
-    return None if schema is None else Wanted(param, lambda: json_grammar(_loaded(schema)))
+    if schema is None:
+        return None
+    return Wanted(param, lambda: json_grammar(_loaded(schema)), schema=lambda: _loaded(schema))
 
 
 def _text(param: str, text: str | None, make: Callable[[str], str]) -> Wanted | None:

@@ -51,6 +51,12 @@ class Reasoning(Strict):
     summary: str | None = None
 
 
+class ResponseChat(ChatBody):
+    """The chat behind a response."""
+
+    strict_unless_said = True
+
+
 class ResponseBody(Strict):
     """`POST /v1/responses`: what is not of a chat. The rest goes to the chat as it is."""
 
@@ -143,7 +149,7 @@ def as_chat(body: ResponseBody, fields: dict[str, Any], items: Sequence[Item]) -
         chat["reasoning_effort"] = body.reasoning.effort
     if body.text.form.type != "text":
         chat["response_format"] = _response_format(body.text.form)
-    return parse(ChatBody, chat | _tool_fields(body.tools, body.tool_choice, body.parallel_tool_calls))
+    return parse(ResponseChat, chat | _tool_fields(body.tools, body.tool_choice, body.parallel_tool_calls))
 
 
 def as_chat_of_tools(echo: dict[str, Any]) -> ChatBody:
@@ -204,6 +210,9 @@ def in_terms_of_a_response() -> Iterator[None]:
         yield
     except ApiError as error:
         name, _, rest = (error.param or "").partition(".")
+        if name == "tools":  # whose functions stand in no field of their own
+            error.message = error.message.replace(".function", "", 1)
+            error.param = (error.param or "").replace(".function", "", 1)
         if name not in _NAMES:
             raise
         error.param = f"{_NAMES[name]}.{rest}" if rest else _NAMES[name]

@@ -8,7 +8,7 @@ from app.gateway.strict import Strict
 
 
 class Function(Strict):
-    """`strict` changes nothing: where a call is demanded its arguments follow the schema anyhow."""
+    """The arguments of a `strict` one follow `parameters`, as those of any do where a call is demanded."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")
     description: str | None = None

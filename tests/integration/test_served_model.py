@@ -239,6 +239,86 @@ def test_tools_that_may_be_called_or_not(client: openai.OpenAI) -> None:
     assert choice.message.tool_calls or choice.message.content
 
 
+def called_before(city: str) -> list[Any]:
+    """A turn in which the weather was called with days that its schema does not allow."""
+    arguments = json.dumps({"city": city, "days": "two"})
+    call = {"id": city, "type": "function", "function": {"name": "weather", "arguments": arguments}}
+    return [
+        {"role": "user", "content": f"How is the weather in {city} for two days?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": city, "content": "sunny"},
+        {"role": "assistant", "content": f"It is sunny in {city}."},
+    ]
+
+
+# What came before teaches the model to call, and to call wrongly.
+TAUGHT: Any = [*called_before("Paris"), *called_before("Oslo"), *called_before("Madrid"), *ROME]
+
+
+def calling(strict: bool, **more: Any) -> dict[str, Any]:
+    weather = {"type": "function", "function": WEATHER["function"] | {"strict": strict}}
+    return {"model": MODEL, "messages": TAUGHT, "tools": [weather], "max_tokens": 80, "temperature": 0} | more
+
+
+def follows_schema(arguments: str) -> bool:
+    return jsonschema.Draft202012Validator(WEATHER["function"]["parameters"]).is_valid(json.loads(arguments))
+
+
+def test_a_strict_function_is_called_by_its_schema(client: openai.OpenAI) -> None:
+    def said(strict: bool, **more: Any) -> list[str]:
+        choices = client.chat.completions.create(**calling(strict, **more)).choices
+        assert {choice.finish_reason for choice in choices} == {"tool_calls"}
+        return [call.function.arguments for choice in choices for call in choice.message.tool_calls or ()]
+
+    assert not any(map(follows_schema, said(False))), "by itself the model calls as it did before"
+    assert all(map(follows_schema, said(True)))
+    assert all(map(follows_schema, said(True, parallel_tool_calls=False)))
+    several = said(True, n=3, temperature=0.2, seed=1)
+    assert len(several) >= 3
+    assert all(map(follows_schema, several))
+
+
+def test_a_strict_call_outlives_its_worker(client: openai.OpenAI, relay: Relay) -> None:
+    asked = calling(True, parallel_tool_calls=False)
+    (choice,) = client.chat.completions.create(**asked).choices
+    (call,) = choice.message.tool_calls or ()
+    pieces = []
+    for chunk in client.chat.completions.create(**asked, stream=True):
+        for delta in chunk.choices[0].delta.tool_calls or ():
+            pieces.append((delta.function and delta.function.arguments) or "")
+        if len(pieces) == 4:  # its name, and some of its arguments
+            pieces.append("")
+            (doomed,) = (worker for worker in relay.workers if worker.role == "decode")
+            relay.workers.remove(doomed)
+            doomed.send(signal.SIGKILL)
+            relay.start("decode")
+    assert "".join(pieces) == call.function.arguments
+    assert follows_schema(call.function.arguments)
+    assert relay.rooms.list_requests(1)[0].attempts > 1
+
+
+def test_a_function_of_a_response_is_strict_unless_it_says_no(client: openai.OpenAI) -> None:
+    said = [
+        {"type": "function_call", "call_id": item["tool_calls"][0]["id"], **item["tool_calls"][0]["function"]}
+        if item.get("tool_calls")
+        else {"type": "function_call_output", "call_id": item["tool_call_id"], "output": item["content"]}
+        if item["role"] == "tool"
+        else item
+        for item in TAUGHT
+    ]
+
+    def follows(**more: Any) -> bool:
+        tool = {"type": "function", **WEATHER["function"], **more}
+        asked: Any = {"model": MODEL, "input": said, "tools": [tool], "parallel_tool_calls": False}
+        reply = client.responses.create(**asked, max_output_tokens=80, temperature=0)
+        (item,) = reply.output
+        assert item.type == "function_call"
+        return follows_schema(item.arguments)
+
+    assert follows()
+    assert not follows(strict=False)
+
+
 # ---- the likelihood of a given text
 
 

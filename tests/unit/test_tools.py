@@ -11,6 +11,7 @@ import torch
 from app.fields.prompt import plain
 from app.fields.schema import ChatBody, parse
 from app.gateway.errors import ApiError
+from app.tools.call_grammar import forced_calls
 from app.tools.generic_tools import with_tools
 from app.tools.tool import Function
 from app.tools.tool_format import (
@@ -21,7 +22,6 @@ from app.tools.tool_format import (
     MISTRAL_NAMED,
     PYTHON,
     ToolFormat,
-    forced_calls,
     tool_format,
 )
 from app.tools.tool_parser import Piece, ToolParser
