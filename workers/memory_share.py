@@ -4,12 +4,13 @@ from typing import NamedTuple
 
 import torch
 
+from kernels.cuda_graphs import graph_rows
 from relay.settings import Settings, SettingsError
 from workers.models import Model, ModelConfig
 
 HOST_POOL_BYTES = 512 << 20
 
-# The CUDA context, FlashInfer's workspace, what cuBLAS keeps, the graphs of all batch sizes, scored prompts.
+# The CUDA context, FlashInfer's workspaces, what cuBLAS keeps, the graphs of all batch sizes, scored prompts.
 _FIXED_BYTES = 2 << 30
 _WIDE_ROWS = 8  # float32 rows of the vocabulary that sampling holds for each token, its float64 sums as two
 
@@ -38,10 +39,12 @@ def pool_bytes(settings: Settings, model: Model, max_rows: int) -> int:
 
 
 def working_bytes(config: ModelConfig, chunk_tokens: int, max_rows: int) -> int:
-    """What steps need beside weights and KV, at 16 bits: a chunk's activations, and logits while sampled."""
+    """What steps need beside weights and KV, at 16 bits: a chunk's activations, logits while sampled, and for
+    each graph logits of its own."""
     qkv = (config.heads + 2 * config.kv_heads) * config.head_dim
     per_token = 3 * config.intermediate_size + 2 * qkv + 4 * config.hidden_size
-    return _FIXED_BYTES + 2 * chunk_tokens * per_token + 4 * max_rows * config.vocab_size * _WIDE_ROWS
+    wide_rows = _WIDE_ROWS * max_rows + sum(graph_rows(max_rows))
+    return _FIXED_BYTES + 2 * chunk_tokens * per_token + 4 * config.vocab_size * wide_rows
 
 
 def left_bytes(memory: DeviceMemory, fraction: float, working: int) -> int:

@@ -58,6 +58,12 @@ def test_steps_need_more_for_longer_chunks_and_more_rows() -> None:
     assert 2 * GIB < least < working_bytes(LLAMA_8B, 4096, 1) < working_bytes(LLAMA_8B, 4096, 256) < 5 * GIB
 
 
+def test_each_graph_has_logits_of_its_own() -> None:
+    logits = 4 * 128_256
+    sampled = 8 * logits
+    assert working_bytes(LLAMA_8B, 512, 4) - working_bytes(LLAMA_8B, 512, 1) == 3 * sampled + (2 + 4) * logits
+
+
 def test_workers_take_turns_at_the_gpus_and_share_what_they_meet_on() -> None:
     assert gpu_env((), 0, 2, 0.9) == {}
     assert [gpu_env(("7",), n, 2, 0.9) for n in range(2)] == [
