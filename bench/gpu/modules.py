@@ -19,7 +19,7 @@ import torch
 HEAD_DIMS = (64, 128)  # SmolLM2 and the model shaped like Llama 3 8B
 DTYPE = torch.bfloat16
 HOPPER = (9, "0a")
-JOB_BYTES = 3 << 30  # what a compiler of the larger sources takes
+JOB_BYTES = 4 << 30  # what the compiler of a larger source takes
 
 
 def jobs(cores: int, memory_bytes: int) -> int:
