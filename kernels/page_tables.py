@@ -1,5 +1,6 @@
 """The pages of a batch as flat arrays, as FlashInfer reads them."""
 
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -28,12 +29,12 @@ class PageTables(NamedTuple):
         query_starts, page_starts = _starts(queries), _starts(counts)
         # A token's position is its place among all new tokens, shifted by what is the same for its request.
         shifts = contexts - queries - query_starts[:-1]
-        pages = [page for table, count in zip(batch.block_tables, counts) for page in table[:count]]
+        filled = (table[:count] for table, count in zip(batch.block_tables, counts.tolist()))
         arrays = (
             query_starts,
             page_starts,
             contexts - (counts - 1) * batch.page_size,
-            np.asarray(pages, np.int32),
+            np.fromiter(chain.from_iterable(filled), np.int32, page_starts[-1]),
             np.repeat(np.arange(len(queries), dtype=np.int32), queries),
             np.arange(query_starts[-1], dtype=np.int32) + np.repeat(shifts, queries),
         )
