@@ -28,7 +28,7 @@ Decoder::Decoder(const DecoderShape& shape, const std::string& isa, std::shared_
       product_memory_(pool_->threads()) {}
 
 PackedMatrix Decoder::pack(const MatrixRows& rows, int outputs, int depth) {
-    return PackedMatrix::from(rows, outputs, depth, arena_);
+    return PackedMatrix::from(rows, outputs, depth, table_.narrow_weights, arena_);
 }
 
 std::vector<float> Decoder::floats(const void* values, int count) const {

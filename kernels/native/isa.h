@@ -102,6 +102,9 @@ struct Vectors : Lanes<Width> {
 // `dot_bf16`: activations are rounded to bfloat16 and multiplied two at a time; else they stay float32.
 // `tile_rows` by `tile_panels` accumulators fit the registers, and so do `code_rows` by one or `tile_panels` pairs of
 // accumulators of a quantized product.
+//
+// With vectors of bytes: `look_up` takes of each 16 bytes of a table those that bytes below 16 name; `interleave_bytes`
+// has of each 16 bytes the first halves of a and b in `first`, byte by byte in turns, and the second ones in `second`.
 struct Baseline : Vectors<4> {
     static constexpr bool dot_bf16 = false;
     static constexpr int tile_rows = 2, tile_panels = 1;
@@ -120,6 +123,11 @@ struct Avx2 : Vectors<8> {
         low = (U)_mm256_permute2x128_si256(even, odd, 0x20);
         high = (U)_mm256_permute2x128_si256(even, odd, 0x31);
     }
+    static void interleave_bytes(U a, U b, U& first, U& second) {
+        first = (U)_mm256_unpacklo_epi8((__m256i)a, (__m256i)b);
+        second = (U)_mm256_unpackhi_epi8((__m256i)a, (__m256i)b);
+    }
+    static U look_up(U table, U places) { return (U)_mm256_shuffle_epi8((__m256i)table, (__m256i)places); }
     static F max(F a, F b) { return (F)_mm256_max_ps((__m256)a, (__m256)b); }
     static F widen_half(H x) { return (F)_mm256_cvtph_ps((__m128i)x); }
 
@@ -142,6 +150,11 @@ struct Avx512 : Vectors<16> {
         low = (U)_mm512_permutex2var_epi32((__m512i)a, first, (__m512i)b);
         high = (U)_mm512_permutex2var_epi32((__m512i)a, second, (__m512i)b);
     }
+    static void interleave_bytes(U a, U b, U& first, U& second) {
+        first = (U)_mm512_unpacklo_epi8((__m512i)a, (__m512i)b);
+        second = (U)_mm512_unpackhi_epi8((__m512i)a, (__m512i)b);
+    }
+    static U look_up(U table, U places) { return (U)_mm512_shuffle_epi8((__m512i)table, (__m512i)places); }
     static F max(F a, F b) { return (F)_mm512_max_ps((__m512)a, (__m512)b); }
     static F widen_half(H x) { return (F)_mm512_maskz_cvtph_ps(0xffff, (__m256i)x); }  // else a warning that is none
 

@@ -70,7 +70,8 @@ struct HeadShape {
 struct KernelTable {
     const char* isa;
     Dtype weights;
-    Dtype input;  // of activations that are multiplied
+    Dtype input;          // of activations that are multiplied
+    bool narrow_weights;  // bfloat16 may be packed as bf12
 
     // `x / rms(x) * weight` over `width` values.
     void (*rms_norm)(const float* x, const float* weight, void* out, int width, float eps);

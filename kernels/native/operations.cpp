@@ -37,7 +37,7 @@ void Operations::attention(const void* q, void* out, int heads, int64_t pages, c
 
 void Operations::linear(const void* x, int rows, const MatrixRows& weights, int outputs, int depth, void* out) const {
     Arena arena;
-    const PackedMatrix matrix = PackedMatrix::from(weights, outputs, depth, arena);
+    const PackedMatrix matrix = PackedMatrix::from(weights, outputs, depth, table_.narrow_weights, arena);
     std::vector<float> wide(size_t(rows) * std::max(outputs, depth));
     std::vector<char> inputs(size_t(rows) * depth * size_of(table_.input));
     table_.widen(x, wide.data(), int64_t{rows} * depth);

@@ -1,5 +1,6 @@
 #include "packed_matrix.h"
 
+#include <optional>
 #include <stdexcept>
 
 #include "half.h"
@@ -11,6 +12,13 @@ namespace {
 constexpr size_t kUnit = 4;  // bytes that hold neighbouring values of one output
 constexpr size_t kLine = kPanel * kUnit;
 
+float widened(bf16 value) {
+    const uint32_t bits = uint32_t{value.bits} << 16;
+    float wide;
+    std::memcpy(&wide, &bits, 4);
+    return wide;
+}
+
 void pack_plain(const PackedMatrix& packed, const char* rows) {
     const size_t row_bytes = PackedMatrix::row_bytes(packed.format, packed.depth);
     for (int output = 0; output < packed.outputs; ++output) {
@@ -21,6 +29,91 @@ void pack_plain(const PackedMatrix& packed, const char* rows) {
         }
     }
 }
+
+// ---- bf12
+
+constexpr int kExponents = 256, kCodes = 16;
+constexpr size_t kPieceValues = 128;
+constexpr size_t kMostExceptions = 256;  // one in so many values: each costs as much as many others
+
+int exponent_of(bf16 value) { return value.bits >> 7 & 0xff; }
+bool is_zero(bf16 value) { return (value.bits & 0x7fff) == 0; }
+
+// Where a value of a panel in bf12 is: the byte of its sign and mantissa, and that of its code, in which half.
+struct Bf12Place {
+    size_t byte, code;
+    int shift;
+
+    explicit Bf12Place(size_t at) {  // as bfloat16 packs it
+        const size_t piece = at / kPieceValues * (kPieceValues * 3 / 2), in_piece = at % kPieceValues;
+        const size_t half = in_piece / 64, line = in_piece / 32 % 2, in_line = in_piece % 32;
+        const size_t in_half = in_line / 8 * 16 + line * 8 + in_line % 8;
+        byte = piece + half * 64 + in_half;
+        code = piece + 128 + in_half;
+        shift = int(half) * 4;
+    }
+};
+
+bf16 unpack_bf12(const char* panel, size_t at, const uint8_t* high) {
+    const Bf12Place place(at);
+    const unsigned byte = static_cast<uint8_t>(panel[place.byte]);
+    const unsigned code = static_cast<uint8_t>(panel[place.code]) >> place.shift & (kCodes - 1);
+    return {static_cast<uint16_t>(((byte & 0x80) | high[code]) << 8 | (code & 1) << 7 | (byte & 0x7f))};
+}
+
+// Code c is for the exponent `lowest + c`, or a zero. Lowest is even, and such that the fewest values are exceptions.
+struct Exponents {
+    int lowest = 0;
+    size_t exceptions = 0;
+
+    Exponents(const bf16* values, size_t count) {
+        size_t found[kExponents] = {}, most = 0, zeros = 0;
+        for (size_t i = 0; i < count; ++i) {
+            ++found[exponent_of(values[i])];
+            zeros += is_zero(values[i]);
+        }
+        for (int from = 0; from + kCodes <= kExponents; from += 2) {
+            size_t inside = 0;
+            for (int code = 1; code < kCodes; ++code) inside += found[from + code];
+            if (inside > most) most = inside, lowest = from;
+        }
+        exceptions = count - zeros - most;
+    }
+};
+
+void pack_bf12(PackedMatrix& packed, const bf16* rows, const Exponents& exponents, Arena& arena) {
+    auto* const high = static_cast<uint8_t*>(arena.allocate(kLine));
+    for (size_t i = 0; i < kLine; ++i) high[i] = i % kCodes ? (exponents.lowest + i % kCodes) >> 1 : 0;
+    auto* const first = static_cast<uint32_t*>(arena.allocate((packed.panels() + 1) * sizeof(uint32_t)));
+    auto* const listed = static_cast<Exception*>(arena.allocate((exponents.exceptions + 1) * sizeof(Exception)));
+    packed.high = high;
+    packed.first_exception = first;
+    packed.exceptions = listed;
+    uint32_t count = 0;
+    for (int panel = 0; panel < packed.panels(); ++panel) {
+        first[panel] = count;
+        char* const to = packed.data + panel * packed.panel_bytes();
+        for (size_t at = 0; at < size_t(packed.depth) * kPanel; ++at) {
+            const int output = panel * kPanel + at / 2 % kPanel;
+            if (output >= packed.outputs) continue;
+            const bf16 value = rows[size_t(output) * packed.depth + at / (2 * kPanel) * 2 + at % 2];
+            const int code = exponent_of(value) - exponents.lowest;
+            const Bf12Place place(at);
+            if (is_zero(value)) {
+                to[place.byte] = char(value.bits >> 8);
+            } else if (code > 0 && code < kCodes) {
+                to[place.byte] = char((value.bits >> 8 & 0x80) | (value.bits & 0x7f));
+                to[place.code] |= char(code << place.shift);
+            } else {
+                assert(count < exponents.exceptions);
+                listed[count++] = {static_cast<uint32_t>(at), value};
+            }
+        }
+    }
+    first[packed.panels()] = count;
+}
+
+// ---- int8 and int4
 
 // The codes of one group of one output, then its scale and, in int4, its minimum.
 void pack_group(const MatrixRows& rows, size_t group, int output, char* to) {
@@ -78,6 +171,7 @@ void unpack_int4(const char* at, int output, float* to) {
 size_t PackedMatrix::row_bytes(Format format, int depth) {
     switch (format) {
         case Format::bf16: return size_t(depth) * 2;
+        case Format::bf12: return size_t(depth) / kGroup * (kBf12Group / kPanel);
         case Format::f32: return size_t(depth) * 4;
         case Format::int8: return size_t(depth) / kGroup * (kInt8Group / kPanel);
         default: return size_t(depth) / kGroup * (kInt4Group / kPanel);
@@ -93,14 +187,25 @@ MatrixRows MatrixRows::below(int row, int depth) const {
     return {format, from(values, bytes), from(scales, groups * 2), from(minimums, groups * 2)};
 }
 
-PackedMatrix PackedMatrix::from(const MatrixRows& rows, int outputs, int depth, Arena& arena) {
-    PackedMatrix packed{nullptr, outputs, depth, rows.format};
+PackedMatrix PackedMatrix::from(const MatrixRows& rows, int outputs, int depth, bool narrow, Arena& arena) {
+    PackedMatrix packed;
+    packed.outputs = outputs;
+    packed.depth = depth;
+    packed.format = rows.format;
     if (outputs < 1 || depth < 1 || (packed.quantized() ? depth % kGroup : row_bytes(rows.format, depth) % kUnit)) {
         throw std::invalid_argument("a matrix needs whole pairs of columns in bfloat16, and 32 in int8 or int4");
+    }
+    std::optional<Exponents> exponents;
+    if (narrow && rows.format == Format::bf16 && depth % kGroup == 0) {
+        const size_t count = size_t(outputs) * depth;
+        exponents.emplace(static_cast<const bf16*>(rows.values), count);
+        if (exponents->exceptions * kMostExceptions <= count) packed.format = Format::bf12;
     }
     packed.data = static_cast<char*>(arena.allocate(packed.panels() * packed.panel_bytes()));
     if (packed.quantized()) {
         pack_groups(packed, rows);
+    } else if (packed.format == Format::bf12) {
+        pack_bf12(packed, static_cast<const bf16*>(rows.values), *exponents, arena);
     } else {
         pack_plain(packed, static_cast<const char*>(rows.values));
     }
@@ -108,8 +213,20 @@ PackedMatrix PackedMatrix::from(const MatrixRows& rows, int outputs, int depth, 
 }
 
 void PackedMatrix::unpack_row(int output, float* to) const {
-    const char* at = panel(output / kPanel);
+    const int index = output / kPanel;
+    const char* at = panel(index);
     output %= kPanel;
+    if (format == Format::bf12) {
+        for (int i = 0; i < depth; ++i) {
+            const size_t place = size_t(i / 2) * 2 * kPanel + output * 2 + i % 2;
+            to[i] = widened(unpack_bf12(at, place, high));
+        }
+        for (uint32_t i = first_exception[index]; i < first_exception[index + 1]; ++i) {
+            const Exception& one = exceptions[i];
+            if (int(one.at / 2 % kPanel) == output) to[one.at / (2 * kPanel) * 2 + one.at % 2] = widened(one.value);
+        }
+        return;
+    }
     if (format == Format::int8) {
         for (int i = 0; i < depth; i += kGroup, at += kInt8Group) unpack_int8(at, output, to + i);
         return;
@@ -124,11 +241,10 @@ void PackedMatrix::unpack_row(int output, float* to) const {
         return;
     }
     for (int i = 0; i < depth; i += 2, at += kLine) {
-        uint32_t pair;
-        std::memcpy(&pair, at, 4);
-        const uint32_t first = pair << 16, second = pair & 0xffff0000u;
-        std::memcpy(to + i, &first, 4);
-        std::memcpy(to + i + 1, &second, 4);
+        bf16 pair[2];
+        std::memcpy(pair, at, 4);
+        to[i] = widened(pair[0]);
+        to[i + 1] = widened(pair[1]);
     }
 }
 

@@ -6,6 +6,7 @@
 
 #include "codes.h"
 #include "input_groups.h"
+#include "panel_pairs.h"
 #include "products.h"
 #include "tile_groups.h"
 
@@ -29,7 +30,6 @@ struct QuantizedGemm {
     using Tile = void (*)(const char* const* panel, const InputGroup* x, int groups, float* out);
 
     static size_t bytes(const PackedMatrix& matrix, int row_count) {
-        if (!matrix.quantized()) return 0;
         if (row_count <= few_rows) {
             if constexpr (TileGroups<Isa>::least_rows <= few_rows) {
                 if (row_count >= TileGroups<Isa>::least_rows) {
@@ -70,52 +70,18 @@ struct QuantizedGemm {
             if (job.rows >= Tiles::least_rows) {
                 const auto* x = Tiles::inputs(from, job.rows, groups, job.memory);
                 const typename Tiles::Registers registers;
-                return few(job, [&](auto count, const char* const* panel, auto done) {
+                return each_pair<Dense>(job, [&](auto count, const Panel* of, auto done) {
+                    const char* panel[2] = {of[0].data(), of[count - 1].data()};
                     Tiles::template each_block<format, count>(panel, x, job.rows, groups, done);
                 });
             }
         }
         InputGroup* x = static_cast<InputGroup*>(job.memory);
         for (int64_t i = 0; i < int64_t{job.rows} * groups; ++i) to_group<Isa>(from + i * kGroup, x[i]);
-        few(job, [&](auto count, const char* const* panel, auto done) {
+        each_pair<Dense>(job, [&](auto count, const Panel* of, auto done) {
+            const char* panel[2] = {of[0].data(), of[count - 1].data()};
             each_block<format, count>(panel, x, job.rows, groups, done);
         });
-    }
-
-    // `each(count, panel, done)` computes one or two panels and calls `done(row, height, first, second)` with the sums
-    // [height][16] of each for some rows.
-    template <class Each>
-    static void few(const Product& job, Each each) {
-        const std::integral_constant<int, 1> one;
-        const std::integral_constant<int, 2> two;
-        if (job.up) {
-            for (int i = job.first; i < job.last; ++i) {
-                const char* panel[2] = {job.matrix->panel(i), job.up->panel(i)};
-                each(two, panel, [&](int row, int height, const float* gates, const float* ups) {
-                    for (int k = 0; k < height; ++k) {
-                        Dense::gate(job, row + k, i, gates + k * kPanel, ups + k * kPanel);
-                    }
-                });
-            }
-            return;
-        }
-        // Panels of distant sections side by side, so that memory sees several long streams.
-        const int section = (job.last - job.first) / 2;
-        for (int i = job.first; i < job.first + section; ++i) {
-            const char* panel[2] = {job.matrix->panel(i), job.matrix->panel(i + section)};
-            each(two, panel, [&](int row, int height, const float* first, const float* second) {
-                for (int k = 0; k < height; ++k) {
-                    Dense::finish(job, row + k, i, first + k * kPanel);
-                    Dense::finish(job, row + k, i + section, second + k * kPanel);
-                }
-            });
-        }
-        for (int i = job.first + 2 * section; i < job.last; ++i) {
-            const char* panel = job.matrix->panel(i);
-            each(one, &panel, [&](int row, int height, const float* sums, const float*) {
-                for (int k = 0; k < height; ++k) Dense::finish(job, row + k, i, sums + k * kPanel);
-            });
-        }
     }
 
     // For blocks of rows of nearly equal size.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention.h"
+#include "bf12_gemm.h"
 #include "limits.h"
 #include "norms.h"
 #include "quantized_gemm.h"
@@ -29,13 +30,26 @@ void silu_and_mul(const float* gate, const float* up, float* out, int width) {
     for (; i < width; ++i) out[i] = silu<Isa>(all<Isa>(gate[i]))[0] * up[i];
 }
 
+// Whether matrices in bf12 can be read: that takes instructions on bytes.
+template <class Isa, class Weight>
+constexpr bool narrow_weights = Isa::width >= 8 && sizeof(Weight) == 2;
+
+template <class Isa, class Weight>
+size_t product_bytes(const PackedMatrix& matrix, int rows) {
+    if (matrix.quantized()) return QuantizedGemm<Isa, Weight>::bytes(matrix, rows);
+    if constexpr (narrow_weights<Isa, Weight>) {
+        if (matrix.format == Format::bf12) return Bf12Gemm<Isa>::bytes(matrix, rows);
+    }
+    return 0;
+}
+
 template <class Isa, class Weight>
 void product(const Product& job) {
-    if (job.matrix->quantized()) {
-        QuantizedGemm<Isa, Weight>::product(job);
-    } else {
-        Products<Isa, Weight>::product(job);
+    if (job.matrix->quantized()) return QuantizedGemm<Isa, Weight>::product(job);
+    if constexpr (narrow_weights<Isa, Weight>) {
+        if (job.matrix->format == Format::bf12) return Bf12Gemm<Isa>::product(job);
     }
+    Products<Isa, Weight>::product(job);
 }
 
 template <class Weight>
@@ -48,8 +62,9 @@ constexpr KernelTable table_of(const char* isa) {
         isa,
         dtype_of<Weight>,
         dtype_of<In>,
+        narrow_weights<Isa, Weight>,
         rms_norm<Isa, In>,
-        QuantizedGemm<Isa, Weight>::bytes,
+        product_bytes<Isa, Weight>,
         product<Isa, Weight>,
         PagedAttention<Isa, Weight>::bytes,
         PagedAttention<Isa, Weight>::attend,

@@ -54,16 +54,19 @@ struct TileGemm : Gemm<Isa, bf16> {
     static void plain(const Product& job, const In* x, int first_row, int row_count, PanelOf panel_of) {
         const PackedMatrix& matrix = *job.matrix;
         const int section = (job.last - job.first) / panels;
+        const auto ahead_of = [&](const char* const* panel, int count) {
+            return Ahead(panel, count, matrix.depth, blocks_of(row_count));
+        };
         for (int i = job.first; i < job.first + section; ++i) {
             const char* panel[panels] = {panel_of(matrix, i, 0), panel_of(matrix, i + section, 1)};
-            each_row<panels>(panel, x, row_count, matrix.depth, [&](int row, const float* sums) {
+            each_row<panels>(panel, x, row_count, matrix.depth, ahead_of(panel, panels), [&](int row, const float* sums) {
                 Base::finish(job, first_row + row, i, sums);
                 Base::finish(job, first_row + row, i + section, sums + kSums);
             });
         }
         for (int i = job.first + panels * section; i < job.last; ++i) {
             const char* panel = panel_of(matrix, i, 0);
-            each_row<1>(&panel, x, row_count, matrix.depth, [&](int row, const float* sums) {
+            each_row<1>(&panel, x, row_count, matrix.depth, ahead_of(&panel, 1), [&](int row, const float* sums) {
                 Base::finish(job, first_row + row, i, sums);
             });
         }
@@ -73,7 +76,7 @@ struct TileGemm : Gemm<Isa, bf16> {
     static void gated(const Product& job, const In* x, int first_row, int row_count, PanelOf panel_of) {
         for (int i = job.first; i < job.last; ++i) {
             const char* panel[2] = {panel_of(*job.matrix, i, 0), panel_of(*job.up, i, 1)};
-            each_row<2>(panel, x, row_count, job.matrix->depth, [&](int row, const float* sums) {
+            each_row<2>(panel, x, row_count, job.matrix->depth, Ahead(panel, 2, job.matrix->depth, blocks_of(row_count)), [&](int row, const float* sums) {
                 Base::gate(job, first_row + row, i, sums, sums + kSums);
             });
         }
@@ -100,25 +103,36 @@ struct TileGemm : Gemm<Isa, bf16> {
         }
     }
 
-  private:
+    // ---- blocks of rows
+
     static constexpr int kSums = 2 * kRows * kPanel;  // of one panel, in a block
 
-    // What is fetched while panels are multiplied with `blocks` blocks of rows. One block waits for memory: its own
-    // weights, some steps ahead. Among several, evenly, the panels after these.
+    // What is fetched while panels are multiplied.
     struct Ahead {
         static constexpr int kBytes = 512;
 
         const char* at[panels];
         const char* end[panels];
-        const int lines;  // in a step of `kDepth`
-        const bool into_first_level;
+        int lines;  // in a step of `kDepth`
+        bool into_first_level;
 
+        // One block of rows waits for memory: its own weights, some steps ahead. Among several, evenly, the panels
+        // after these.
         Ahead(const char* const* panel, int count, int depth, int blocks)
             : lines((kRows + blocks - 1) / blocks), into_first_level(blocks == 1) {
             const int64_t panel_bytes = int64_t{depth} * kPanel * sizeof(In);
             for (int p = 0; p < count; ++p) {
                 at[p] = panel[p] + (blocks == 1 ? kBytes : panel_bytes);
                 end[p] = panel[p] + 2 * panel_bytes;
+            }
+        }
+
+        // `bytes` from each of `next` on, evenly.
+        Ahead(const char* const* next, int count, int64_t bytes, int64_t steps, bool into_first_level)
+            : lines(static_cast<int>((bytes / 64 + steps - 1) / steps)), into_first_level(into_first_level) {
+            for (int p = 0; p < count; ++p) {
+                at[p] = next[p];
+                end[p] = next[p] + bytes;
             }
         }
 
@@ -132,6 +146,28 @@ struct TileGemm : Gemm<Isa, bf16> {
         }
     };
 
+    static int blocks_of(int row_count) { return (row_count + 2 * kRows - 1) / (2 * kRows); }
+
+    // Multiply `Panels` panels with all rows; call `done(row, sums)` for each, panels are `kSums` apart. The last tiles
+    // overlap the ones before where rows do not fill them.
+    template <int Panels, class Done>
+    static void each_row(const char* const* panel, const In* x, int row_count, int depth, Ahead ahead, Done done) {
+        alignas(64) float out[Panels * kSums];
+        float* to[2] = {out, out + kRows * kPanel};
+        const int height = row_count < kRows ? row_count : kRows;
+        for (int row = 0; row < row_count; row += 2 * kRows) {
+            const bool two = row_count - row > kRows;
+            const int first = row_count - row < kRows ? row_count - height : row;
+            const int second = row_count - row < 2 * kRows ? row_count - height : row + kRows;
+            const In* at[2] = {x + first * int64_t{depth}, x + second * int64_t{depth}};
+            block_of<false>(two, Panels)(panel, at, depth, height, depth, to, kSums, &ahead);
+            for (int i = row - first; i < height; ++i) done(first + i, out + i * kPanel);
+            if (!two) continue;
+            for (int i = row + kRows - second; i < height; ++i) done(second + i, to[1] + i * kPanel);
+        }
+    }
+
+  private:
     using Block = void (*)(const char* const* panel, const In* const* x, int64_t stride, int height, int depth,
                            float* const* out, int64_t out_stride, Ahead* ahead);
 
@@ -199,37 +235,6 @@ struct TileGemm : Gemm<Isa, bf16> {
     static void fill(const char* from, size_t count, size_t size, char* to) {
         std::memcpy(to, from, count);
         std::memset(to + count, 0, size - count);
-    }
-
-    // `one(rows, panel)` with numbers that the compiler knows.
-    template <int TilesOfRows, int Panels, class Do>
-    static inline __attribute__((always_inline)) void each_tile(Do one) {
-        const std::integral_constant<int, 0> first;
-        const std::integral_constant<int, 1> second;
-        one(first, first);
-        if constexpr (Panels == 2) one(first, second);
-        if constexpr (TilesOfRows == 2) one(second, first);
-        if constexpr (TilesOfRows == 2 && Panels == 2) one(second, second);
-    }
-
-    // Multiply `Panels` panels with all rows; call `done(row, sums)` for each, panels are `kSums` apart. The last tiles
-    // overlap the ones before where rows do not fill them.
-    template <int Panels, class Done>
-    static void each_row(const char* const* panel, const In* x, int row_count, int depth, Done done) {
-        alignas(64) float out[Panels * kSums];
-        float* to[2] = {out, out + kRows * kPanel};
-        const int height = row_count < kRows ? row_count : kRows;
-        Ahead ahead(panel, Panels, depth, (row_count + 2 * kRows - 1) / (2 * kRows));
-        for (int row = 0; row < row_count; row += 2 * kRows) {
-            const bool two = row_count - row > kRows;
-            const int first = row_count - row < kRows ? row_count - height : row;
-            const int second = row_count - row < 2 * kRows ? row_count - height : row + kRows;
-            const In* at[2] = {x + first * int64_t{depth}, x + second * int64_t{depth}};
-            block_of<false>(two, Panels)(panel, at, depth, height, depth, to, kSums, &ahead);
-            for (int i = row - first; i < height; ++i) done(first + i, out + i * kPanel);
-            if (!two) continue;
-            for (int i = row + kRows - second; i < height; ++i) done(second + i, to[1] + i * kPanel);
-        }
     }
 };
 

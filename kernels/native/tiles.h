@@ -1,6 +1,8 @@
 // AMX's tiles: 8 registers of 16 rows of 64 bytes, as a thread uses them for a while.
 #pragma once
 
+#include <type_traits>
+
 #include "isa.h"
 
 #if defined(__AMX_TILE__) && defined(__AMX_BF16__)
@@ -64,6 +66,17 @@ class Tiles {
     }
 #endif
 };
+
+// `one(rows, panel)` with numbers that the compiler knows.
+template <int TilesOfRows, int Panels, class Do>
+static inline __attribute__((always_inline)) void each_tile(Do one) {
+    const std::integral_constant<int, 0> first;
+    const std::integral_constant<int, 1> second;
+    one(first, first);
+    if constexpr (Panels == 2) one(first, second);
+    if constexpr (TilesOfRows == 2) one(second, first);
+    if constexpr (TilesOfRows == 2 && Panels == 2) one(second, second);
+}
 
 }  // namespace
 }  // namespace kvrelay
