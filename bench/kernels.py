@@ -1,8 +1,8 @@
 """Steps of the default model in bfloat16, by the C++ kernels and by plain torch, beside the machine's limits.
 
-A step's floor is the longer of two times: its weights and KV read at the control's rate, and its products
-computed at the control's. The controls run right before and after the repeats of a step, and the better one
-counts: on shared machines they change within seconds.
+A step's floor is the longer of two times: its weights, in the bits they are packed in, and KV read at the
+control's rate, and its products computed at the control's. The controls run right before and after the
+repeats of a step, and the better one counts: on shared machines they change within seconds.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ import torch
 from app.measure.table import show
 from bench import machine
 from kernels import AttentionBatch, Kernels
-from kernels.cpu import CpuKernels
+from kernels.cpu import CpuKernels, NativePass
 from kernels.reference import ReferenceKernels
 from relay.model_file import default_model_path
 from workers.engine.kv_pool import KVPool
@@ -71,7 +71,7 @@ def _rows(threads: int) -> Iterator[tuple[object, ...]]:
 
 def _times(kernels: Kernels, threads: int, repeats: int | None = None) -> list[tuple[list[float], float]]:
     """Seconds of each repeat, and the floor, of every step."""
-    model = load_model(default_model_path(), "bfloat16", "cpu", kernels)
+    model = load_model(default_model_path(), "bfloat16", "cpu", kernels, "dtype")
     pages = max(step.requests * -(-step.context // PAGE_SIZE) for step in STEPS)
     kv = KVPool.allocate(model.config.kv_shape(pages, PAGE_SIZE), model.dtype, model.device)
     results = []
@@ -111,9 +111,12 @@ def _floor_s(model: Model, step: Step, read_s: float, multiply_s: float) -> floa
     q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
     layer = config.hidden_size * (2 * q + 2 * kv + 3 * config.intermediate_size)
     head = config.hidden_size * config.vocab_size
+    weight_bytes = 2 * (config.layers * layer + head)
+    if isinstance(model.forward_pass, NativePass):
+        weight_bytes = model.forward_pass.weight_bytes
     tokens = step.requests * step.query
     cached = step.requests * (step.context - step.query)
     seen = step.query * (step.context - step.query) + step.query * (step.query + 1) / 2
-    bytes_read = 2 * (config.layers * layer + head + cached * config.layers * 2 * kv)
+    bytes_read = weight_bytes + 2 * cached * config.layers * 2 * kv
     products = tokens * config.layers * layer + step.requests * (head + config.layers * 2 * q * seen)
     return max(bytes_read / read_s, 2 * products / multiply_s)

@@ -77,7 +77,8 @@ def test_what_is_no_number_stays_what_it_is(isa: str, broken: float) -> None:
         x = torch.ones(rows, 96, dtype=torch.bfloat16)
         finite = linear(isa, x, weight).isfinite()
         assert not finite[:, 20].any()
-        assert finite[:, :20].all() and finite[:, 21:].all()
+        assert finite[:, :20].all()
+        assert finite[:, 21:].all()
 
 
 @pytest.mark.parametrize("isa", NARROW)
@@ -127,7 +128,7 @@ def test_a_model_takes_three_quarters(isa: str, tmp_path: Path) -> None:
     directory = save_directory(random_model("llama"), tmp_path)
     sizes = {}
     for dtype in ("bfloat16", "float32"):
-        packed = load_model(directory, dtype, "cpu", CpuKernels(isa, threads=1), "dtype")._pass
+        packed = load_model(directory, dtype, "cpu", CpuKernels(isa, threads=1), "dtype").forward_pass
         assert isinstance(packed, NativePass)
         sizes[dtype] = packed.weight_bytes
     assert 12 / 32 < sizes["bfloat16"] / sizes["float32"] < 12.5 / 32

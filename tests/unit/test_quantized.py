@@ -174,7 +174,7 @@ def test_packed_weights_take_the_bits_they_have(tmp_path: Path) -> None:
     directory = save_directory(random_model("llama"), tmp_path)
     sizes = {}
     for form in ("dtype", "int8", "int4"):
-        packed = load_model(directory, "bfloat16", "cpu", CpuKernels(threads=1), form)._pass
+        packed = load_model(directory, "bfloat16", "cpu", CpuKernels(threads=1), form).forward_pass
         assert isinstance(packed, NativePass)
         sizes[form] = packed.weight_bytes
     # Bits per weight: 12 without loss, 8.5, and 5, but 8.5 in the embedding and the head.

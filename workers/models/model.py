@@ -47,7 +47,7 @@ class Model:
             head=head,
             cos_sin=cos_sin.to(self.device),
         )
-        self._pass = kernels.compile(decoder)
+        self.forward_pass = kernels.compile(decoder)
         weights.check_all_taken()
         weights.log_held()
 
@@ -97,4 +97,4 @@ class Model:
         Returns:
             float32 `[R, vocab]`.
         """
-        return self._pass(tokens, positions, kv, plan, on_layer, logit_rows, group_layers)
+        return self.forward_pass(tokens, positions, kv, plan, on_layer, logit_rows, group_layers)
