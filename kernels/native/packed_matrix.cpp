@@ -34,6 +34,7 @@ void pack_plain(const PackedMatrix& packed, const char* rows) {
 
 constexpr int kExponents = 256, kCodes = 16;
 constexpr size_t kPieceValues = 128;
+constexpr int kLineValues = 2 * kPanel;
 constexpr size_t kMostExceptions = 256;  // one in so many values: each costs as much as many others
 
 int exponent_of(bf16 value) { return value.bits >> 7 & 0xff; }
@@ -68,9 +69,17 @@ struct Exponents {
 
     Exponents(const bf16* values, size_t count) {
         size_t found[kExponents] = {}, most = 0, zeros = 0;
-        for (size_t i = 0; i < count; ++i) {
-            ++found[exponent_of(values[i])];
-            zeros += is_zero(values[i]);
+        uint32_t apart[4][kExponents] = {};  // else each addition waits for the one before
+        constexpr size_t kChunk = size_t{1} << 30;
+        for (size_t first = 0; first < count; first += kChunk) {
+            const size_t last = count - first < kChunk ? count : first + kChunk;
+            for (size_t i = first; i < last; ++i) {
+                ++apart[i % 4][exponent_of(values[i])];
+                zeros += is_zero(values[i]);
+            }
+            for (auto& part : apart) {
+                for (int i = 0; i < kExponents; ++i) found[i] += part[i], part[i] = 0;
+            }
         }
         for (int from = 0; from + kCodes <= kExponents; from += 2) {
             size_t inside = 0;
@@ -79,7 +88,32 @@ struct Exponents {
         }
         exceptions = count - zeros - most;
     }
+
+    // 0: none.
+    int code(bf16 value) const {
+        const int above = exponent_of(value) - lowest;
+        return above > 0 && above < kCodes ? above : 0;
+    }
 };
+
+// To every other 8 bytes of `bytes` and `codes`, there in the given half. Returns whether no value is an exception.
+bool pack_line(const bf16* values, int lowest, size_t half, char* bytes, char* codes) {
+    uint8_t byte[kLineValues], code[kLineValues];
+    unsigned exceptions = 0;
+    for (int i = 0; i < kLineValues; ++i) {
+        const uint16_t bits = values[i].bits;
+        const uint16_t above = uint16_t((bits >> 7 & 0xff) - lowest);
+        const bool coded = uint16_t(above - 1) < kCodes - 1, zero = (bits & 0x7fff) == 0;
+        byte[i] = (coded || zero) ? (bits >> 8 & 0x80) | (bits & 0x7f) : 0;
+        code[i] = coded ? above << half * 4 : 0;
+        exceptions += !(coded || zero);
+    }
+    for (int i = 0; i < kLineValues; i += 8) {
+        std::memcpy(bytes + i * 2, byte + i, 8);
+        for (int k = 0; k < 8; ++k) codes[i * 2 + k] |= char(code[i + k]);
+    }
+    return exceptions == 0;
+}
 
 void pack_bf12(PackedMatrix& packed, const bf16* rows, const Exponents& exponents, Arena& arena) {
     auto* const high = static_cast<uint8_t*>(arena.allocate(kLine));
@@ -92,22 +126,21 @@ void pack_bf12(PackedMatrix& packed, const bf16* rows, const Exponents& exponent
     uint32_t count = 0;
     for (int panel = 0; panel < packed.panels(); ++panel) {
         first[panel] = count;
-        char* const to = packed.data + panel * packed.panel_bytes();
-        for (size_t at = 0; at < size_t(packed.depth) * kPanel; ++at) {
-            const int output = panel * kPanel + at / 2 % kPanel;
-            if (output >= packed.outputs) continue;
-            const bf16 value = rows[size_t(output) * packed.depth + at / (2 * kPanel) * 2 + at % 2];
-            const int code = exponent_of(value) - exponents.lowest;
-            const Bf12Place place(at);
-            if (is_zero(value)) {
-                to[place.byte] = char(value.bits >> 8);
-            } else if (code > 0 && code < kCodes) {
-                to[place.byte] = char((value.bits >> 8 & 0x80) | (value.bits & 0x7f));
-                to[place.code] |= char(code << place.shift);
-            } else {
-                assert(count < exponents.exceptions);
-                listed[count++] = {static_cast<uint32_t>(at), value};
+        char* piece = packed.data + panel * packed.panel_bytes();
+        for (int line = 0; line < packed.depth / 2; ++line) {
+            bf16 values[kLineValues] = {};
+            for (int i = 0; i < kPanel && panel * kPanel + i < packed.outputs; ++i) {
+                std::memcpy(values + i * 2, rows + size_t(panel * kPanel + i) * packed.depth + line * 2, kUnit);
             }
+            const size_t half = line / 2 % 2, in_half = line % 2;
+            if (!pack_line(values, exponents.lowest, half, piece + half * 64 + in_half * 8, piece + 128 + in_half * 8)) {
+                for (int i = 0; i < kLineValues; ++i) {
+                    if (is_zero(values[i]) || exponents.code(values[i])) continue;
+                    assert(count < exponents.exceptions);
+                    listed[count++] = {uint32_t(line * kLineValues + i), values[i]};
+                }
+            }
+            if (line % 4 == 3) piece += kPieceValues * 3 / 2;
         }
     }
     first[packed.panels()] = count;
