@@ -1,5 +1,6 @@
 """Waits for the server's disk, one wait for all threads that come together."""
 
+import re
 import time
 from concurrent.futures import Future
 from threading import Lock
@@ -9,6 +10,7 @@ from redis.exceptions import ResponseError
 
 from relay.functions import UnsupportedServer
 
+_NEVER = re.compile("appendonly|unknown command")  # what else is refused passes, as by a new replica
 _GAP_S = 0.025  # with `everysec` a wait may take a second, and has a connection for so long
 
 
@@ -55,8 +57,12 @@ class GroupCommit:
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.set(self._key, 1)  # WAITAOF is about the last write of its own connection
         pipeline.execute_command("WAITAOF", 1, 0, timeout_ms)  # type: ignore[no-untyped-call]
-        try:
-            _, (on_disk, _) = pipeline.execute()
-        except ResponseError as error:
-            raise UnsupportedServer(f"ACCEPT_SYNC needs appendonly yes and WAITAOF: {error}") from error
+        written, waited = pipeline.execute(raise_on_error=False)
+        if isinstance(written, Exception):
+            raise written
+        if isinstance(waited, ResponseError) and _NEVER.search(str(waited)):
+            raise UnsupportedServer(f"ACCEPT_SYNC needs appendonly yes and WAITAOF: {waited}") from waited
+        if isinstance(waited, Exception):
+            raise waited
+        on_disk, _ = waited
         return bool(on_disk)

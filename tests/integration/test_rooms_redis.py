@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import OutOfMemoryError
+from redis.exceptions import OutOfMemoryError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from relay.answers import EmitOutcome, Emitted, SubmitOutcome
@@ -389,4 +389,22 @@ def test_a_server_that_keeps_nothing_cannot_sync(tmp_path: Path) -> None:
         rooms.submit(submission())
         with pytest.raises(UnsupportedServer, match="appendonly yes"):
             rooms.sync(1_500)
+        rooms.close()
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "refusal"),
+    [("maxmemory", "1", OutOfMemoryError), ("min-replicas-to-write", "1", ResponseError)],
+)
+def test_a_refusal_that_passes_is_not_taken_for_a_server_that_cannot(
+    tmp_path: Path, setting: str, value: str, refusal: type[Exception]
+) -> None:
+    with RedisServer(valkey_binary(), tmp_path / "data", append_fsync="always") as server:
+        rooms = Rooms(server.url, "m")
+        with server.client() as client:
+            client.config_set(setting, value)
+            with pytest.raises(refusal):
+                rooms.sync(1_500)
+            client.config_set(setting, 0)
+        assert rooms.sync(1_500)
         rooms.close()
