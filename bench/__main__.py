@@ -20,6 +20,7 @@ NAMES = (
     "latency",
     "serving",
     "turns",
+    "prefixes",
     "interference",
     "soak",
     "load",

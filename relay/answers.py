@@ -51,6 +51,12 @@ class Claim(NamedTuple):
     rings: list[Ring]
 
 
+class Left(NamedTuple):
+    """Whatever this worker could take is left to others that have more of the prompts, for so long."""
+
+    ms: int
+
+
 class Forked(NamedTuple):
     """The forks that were claimed; the others of their leader wait for a prefill worker now."""
 

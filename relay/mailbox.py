@@ -51,7 +51,14 @@ class Settled(NamedTuple):
     room: int
 
 
-Mail = Published | Ready | Ended | Ask | Settled
+class Offered(NamedTuple):
+    """To a prefill or unified worker: this request is left to you for a moment, since you have the beginning
+    of its prompt."""
+
+    request_id: str
+
+
+Mail = Published | Ready | Ended | Ask | Settled | Offered
 
 
 class Mailbox:
@@ -105,5 +112,7 @@ def _mail(fields: dict[bytes, bytes]) -> Mail | None:
             return Ask(int(fields[b"room"]), fields[b"boot"].decode())
         case b"settled":
             return Settled(int(fields[b"room"]))
+        case b"offered":
+            return Offered(fields[b"id"].decode())
         case _:
             return None  # from a newer version; it is a hint, and a renewal tells the same

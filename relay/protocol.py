@@ -12,7 +12,7 @@ from relay.redis_client import probe_client
 
 # One more whenever arguments or answers of functions, mail, cards or records change so that one version would
 # misunderstand the other: tests/unit/test_protocol.py watches.
-PROTOCOL = 4
+PROTOCOL = 5
 READS_SINCE = 1  # the oldest number whose open requests and batches this version goes on with
 
 OTHER_PROTOCOL = "OTHER_PROTOCOL"  # what functions say to a caller that has to agree (again)

@@ -28,6 +28,7 @@
 -- <root>:ended             zset    `<id>/<owner>` of the others, by when their record expires
 -- <root>:totals            hash    bytes of the open requests
 -- <root>:pace              hash    claims on the prefill queue, and what passed between them while others waited
+-- <root>:begun             hash    mark of a prompt's beginning (relay/marks.py) -> the workers that took one with it
 -- <root>:epoch             string  when this data began
 -- <root>:counts            hash    what has happened since this data began, for metrics: `<what>/<label>...` -> how often
 -- <root>:synced            string  written to wait until what came before it is on disk
@@ -37,6 +38,13 @@
 local SCAN_LEGS = 64            -- how far a claim looks into a queue
 local SCAN_FAR = 512            -- and past so many legs for which its worker is too small
 local STARVED_MS = 2000         -- a leg that waited this long is not overtaken any more
+local MOST_LEFT = 8             -- legs that one claim leaves to others that have more of their prompts
+local WORTH_TOKENS = 128        -- how much more: less is computed before another worker has claimed it
+local MARK_LETTERS = 8          -- of a beginning, see relay/marks.py
+local FEW_MARKS = 8             -- the longest ones, which are looked at first: of a next turn they tell all
+local MOST_MARKS = 65536        -- that are kept: beyond it some go at random
+local MOST_HOLDERS_BYTES = 200  -- of the boots kept with a mark: beyond it the oldest goes
+local SEEN_MS = 2500            -- who renewed before that is offered nothing
 local FORK_PATIENCE_MS = 2000   -- how long forks wait after the first token of the request they wait for
 local MAIL_LENGTH = 10000
 local MAIL_TTL_MS = 60000
@@ -129,7 +137,7 @@ local MILESTONE = {
 }
 local OF_ONE_ATTEMPT = {
   'room', 'claimed', 'published', 'prefill_start', 'prefill_end', 'ready', 'decode_claimed',
-  'transfer_us', 'transfer_bytes', 'transfer_descriptors', 'spared_bytes',
+  'transfer_us', 'transfer_bytes', 'transfer_descriptors', 'spared_bytes', 'known_tokens',
 }
 
 local function read(c, id, names)
@@ -306,6 +314,103 @@ local function forget_retraction(c, r)
   erase(c, r, { 'retracted_by' })
 end
 
+--- Beginnings of prompts ------------------------------------------------------------------------------------------
+
+-- Of how many tokens a prompt's i-th mark is, as in relay/marks.py.
+local function marked_tokens(i)
+  return (8 + (i - 1) % 8) * 16 * 2 ^ math.floor((i - 1) / 8)
+end
+
+-- What claims have told of a prompt's beginning, or nil where it has no mark: its marks, the longest last; how many of
+-- them, from the first on, are `own`: `boot` took a prompt with these; who took one with each of the others; how many
+-- tokens of the prompt these workers have by that; since when the leg is left to one of them.
+local function beginning(c, r, boot)
+  local packed, left = unpack(redis.call('HMGET', key(c, 'req', r.id), 'marks', 'left'))
+  if not packed then return nil end
+  local marks, holders, has, last, own = {}, {}, {}, nil, 0
+  for i = 1, #packed / MARK_LETTERS do marks[i] = packed:sub((i - 1) * MARK_LETTERS + 1, i * MARK_LETTERS) end
+  local to = #marks
+  while to > own do
+    local from = to == #marks and math.max(1, to - FEW_MARKS + 1) or 1
+    local found = redis.call('HMGET', key(c, 'begun'), unpack(marks, from, to))
+    for i = to, from, -1 do
+      local boots = found[i - from + 1]
+      if boots and boots ~= last then
+        last = boots
+        for other in boots:gmatch('%S+') do has[other] = has[other] or marked_tokens(i) end
+        if has[boot] then own = i break end
+      end
+      holders[i] = boots
+    end
+    to = from - 1
+  end
+  return { marks = marks, own = own, holders = holders, has = has, left = left }
+end
+
+local function lives(c, boot)
+  local seen = redis.call('ZSCORE', key(c, 'workers'), boot)
+  return seen and c.now - seen < SEEN_MS
+end
+
+-- Of the prompts that a worker has claimed, as far as the records tell: none of these is whole yet.
+local function uncomputed_tokens(c, boot)
+  local tokens = 0
+  for _, member in ipairs(redis.call('HVALS', key(c, 'legs', boot))) do
+    local id, leg = member:match('^(.*)/(%l+)$')
+    local prompt, emitted, known, first =
+      unpack(redis.call('HMGET', key(c, 'req', id), 'prompt_tokens', 'tokens', 'known_tokens', 'first_token'))
+    if leg == 'prefill' or not first then tokens = tokens + prompt + emitted - (known or 0) end
+  end
+  return tokens
+end
+
+-- The living worker that would be done with this prompt first, by WORTH_TOKENS at least before `boot`: for what it has more
+-- of it, less what it has more to compute before.
+local function better_place(c, known, boot)
+  local mine, best, most = known.has[boot] or 0, nil, WORTH_TOKENS
+  for other, tokens in pairs(known.has) do
+    if tokens - mine >= most and lives(c, other) then
+      known.behind = known.behind or uncomputed_tokens(c, boot)
+      local gain = tokens - uncomputed_tokens(c, other) - mine + known.behind
+      if gain >= most then best, most = other, gain end
+    end
+  end
+  return best
+end
+
+-- For how many ms more a leg is left to a better placed worker, which is told so; nil: not at all, or no longer. It is
+-- left once, for `wait_ms`, whatever becomes of that worker, and not where its deadline is near.
+local function left_ms(c, r, known, boot, wait_ms)
+  if not known or r.deadline - c.now < STARVED_MS then return nil end
+  if known.left and c.now - known.left >= wait_ms then return nil end
+  local other = better_place(c, known, boot)
+  if not other then return nil end
+  if known.left then return known.left + wait_ms - c.now end
+  write(c, r, { left = c.stamp })
+  mail(c, other, 'event', 'offered', 'id', r.id)
+  return wait_ms
+end
+
+-- `boot` takes a leg, and so has the prompt's beginning from now on. How many tokens of it there were before.
+local function note_beginning(c, known, boot)
+  local begun, told, most = key(c, 'begun'), {}, 0
+  for i = known.own + 1, #known.marks do
+    local others = known.holders[i]
+    if others and #others > MOST_HOLDERS_BYTES then others = others:match(' (.*)') end
+    told[#told + 1] = known.marks[i]
+    told[#told + 1] = others and others .. ' ' .. boot or boot
+  end
+  if #told > 0 then
+    redis.call('HSET', begun, unpack(told))
+    local excess = redis.call('HLEN', begun) - MOST_MARKS
+    if excess > 0 then redis.call('HDEL', begun, unpack(redis.call('HRANDFIELD', begun, excess))) end
+  end
+  local mine = known.has[boot] or 0
+  for _, tokens in pairs(known.has) do most = math.max(most, tokens) end
+  count(c, 1, 'beginning', most == 0 and 'new' or most - mine < WORTH_TOKENS and 'here' or 'elsewhere')
+  return mine
+end
+
 --- Forks ---------------------------------------------------------------------------------------------------------
 
 -- A fork is queued, but stands in no queue: `leader` names the request whose KV it waits for. It ceases to be one when
@@ -448,15 +553,16 @@ end
 -- The requests that one client's call makes; a fork takes the prompt of its leader, which comes before it.
 local function group_of(args, first)
   local group, prompts, bytes, tokens = {}, {}, 0, 0
-  for i = first, #args, 8 do
-    local id, prompt, params, scores_bytes, prompt_tokens, limit_tokens, leader, trace = unpack(args, i, i + 7)
-    if leader ~= '' then prompt = prompts[leader] else tokens = tokens + prompt_tokens end
-    prompts[id] = prompt
+  for i = first, #args, 9 do
+    local id, prompt, marks, params, scores_bytes, prompt_tokens, limit_tokens, leader, trace = unpack(args, i, i + 8)
+    if leader ~= '' then prompt, marks = unpack(prompts[leader]) else tokens = tokens + prompt_tokens end
+    prompts[id] = { prompt, marks }
     local own_bytes = #prompt + #params + scores_bytes
     bytes = bytes + own_bytes
     table.insert(group, { id = id, prompt = prompt, fields = {
       params = params, prompt_tokens = prompt_tokens, limit_tokens = limit_tokens, bytes = own_bytes,
       leader = leader ~= '' and leader or nil, trace = trace ~= '' and trace or nil,
+      marks = marks ~= '' and marks or nil,
     } })
   end
   return group, bytes, tokens
@@ -471,8 +577,8 @@ local function ring_earlier(c, group, first)
 end
 
 -- timeout_ms, kind, idempotency key, body hash, max_open_requests, max_open_bytes, result_ttl_ms, priority, owner,
--- requests and tokens per minute, ms since the call arrived, then of each request: id, prompt, params, bytes of
--- its scores, prompt_tokens, limit_tokens, leader or '', trace or ''
+-- requests and tokens per minute, ms since the call arrived, then of each request: id, prompt, its marks, params, bytes
+-- of its scores, prompt_tokens, limit_tokens, leader or '', trace or ''
 -- -> outcome, id of the first, rings, ms after which it may come again
 local function submit(keys, args)
   local c = enter(keys)
@@ -629,16 +735,18 @@ end
 
 --- Events: claims -----------------------------------------------------------------------------------------------
 
--- The request whose leg this worker should take, or nil. In order of the queue: the first that fits, or the wanted
--- one if it ranks with it. What is past its deadline ends instead. Nothing overtakes a leg that starves and would fit
--- an empty worker. What could outgrow this worker is left to larger ones, for the prefill leg too: a later attempt
+-- The request whose leg this worker should take, or nil; what is known of its beginning; and for how many ms others were
+-- left to their workers. In order of the queue: the first that fits and is not left, or the wanted one if it ranks with
+-- it. What is past its deadline ends instead. Nothing overtakes a leg that starves and would fit an empty worker, and
+-- only its like one that is left. What could outgrow this worker is for larger ones, the prefill leg too: a later attempt
 -- prefills the stream as well.
-local function choose(c, leg, boot, free_tokens, capacity_tokens, wanted)
+local function choose(c, leg, boot, free_tokens, capacity_tokens, wanted, wait_ms)
   -- Who had to retract a request has no room for new ones before it is back. (Nobody retracts from a prefill worker.)
   local only_retracted = redis.call('EXISTS', key(c, 'retracted', boot)) == 1
   local rank = wanted ~= '' and redis.call('ZRANK', key(c, 'queue', leg), wanted)
   if not rank or rank >= SCAN_LEGS then wanted = '' end  -- somebody has it already: no need to look for it
-  local first
+  local first, known, head, again_ms
+  local left = 0
   for from = 0, SCAN_FAR - 1, SCAN_LEGS do
     local ids = redis.call('ZRANGE', key(c, 'queue', leg), from, from + SCAN_LEGS - 1)
     local too_small = #ids == SCAN_LEGS
@@ -648,20 +756,32 @@ local function choose(c, leg, boot, free_tokens, capacity_tokens, wanted)
       local needed = r.prompt_tokens + r.tokens + 1
       local could_outgrow = tonumber(r.limit_tokens) > capacity_tokens
       too_small = too_small and could_outgrow
-      if only_retracted and class(r) ~= RETRACTED then return first end
-      if first and class(r) ~= class(first) then return first end
+      if only_retracted and class(r) ~= RETRACTED then return first, known, again_ms end
+      if head and class(r) ~= class(head) then return first, known, again_ms end
       if late then
         fail_late(c, r)
       elseif not could_outgrow and needed <= free_tokens then
-        if wanted == '' or id == wanted then return r end
-        first = first or r
+        head = head or r
+        if not first or id == wanted then
+          local its = wait_ms > 0 and beginning(c, r, boot) or nil
+          local ms = left_ms(c, r, its, boot, wait_ms)
+          if ms then
+            again_ms, left = math.min(ms, again_ms or ms), left + 1
+          elseif wanted == '' or id == wanted then
+            return r, its
+          else
+            first, known = r, its
+          end
+          if id == wanted then wanted = '' end
+        end
+        if left == MOST_LEFT or first and wanted == '' then return first, known, again_ms end
       elseif not could_outgrow and c.now - r[FIELDS_OF[leg] .. 'queued'] > STARVED_MS then
-        return first
+        return first, known, again_ms
       end
     end
-    if not too_small then return first end
+    if not too_small then return first, known, again_ms end
   end
-  return first
+  return first, known, again_ms
 end
 
 local function claimed(c, r, leg)
@@ -680,7 +800,8 @@ local function claimed(c, r, leg)
            r.trace or '', c.rings }
 end
 
--- leg, boot, nonce, room, free_tokens, capacity_tokens, lease_ms, wanted -> see claimed(), or nil
+-- leg, boot, nonce, room, free_tokens, capacity_tokens, lease_ms, wanted, ms for which one may be left to a worker that
+-- has more of its prompt -> see claimed(); or nil; or the ms for which what it could take is left to others
 local function claim(keys, args)
   local c = enter(keys)
   local leg, boot, nonce, room = args[1], args[2], args[3], args[4]
@@ -694,22 +815,23 @@ local function claim(keys, args)
   end
 
   if leg == 'prefill' and redis.call('EXISTS', key(c, 'room', room)) == 1 then return nil end  -- rooms are used once
-  local r = choose(c, queue, boot, tonumber(args[5]), tonumber(args[6]), args[8])
-  if not r then return nil end
+  local r, known, again_ms = choose(c, queue, boot, tonumber(args[5]), tonumber(args[6]), args[8], tonumber(args[9]))
+  if not r then return again_ms and { math.ceil(again_ms) } end
+  local known_tokens = known and note_beginning(c, known, boot) or nil
   redis.call('ZREM', key(c, 'queue', queue), r.id)
   if queue == 'prefill' then note_pace(c, redis.call('ZCARD', key(c, 'queue', queue))) end
 
   if leg == 'prefill' then
     give(c, r, 'prefill', boot, nonce, args[7])
     redis.call('HSET', key(c, 'room', room), 'state', 'open', 'id', r.id, 'writer', boot)
-    write(c, r, { state = 'prefill', room = room, claimed = c.stamp })
+    write(c, r, { state = 'prefill', room = room, claimed = c.stamp, known_tokens = known_tokens })
     enqueue(c, r, 'decode')
   else
     give(c, r, leg, boot, nonce, args[7])
     write(c, r, { decode_claimed = c.stamp })
     forget_retraction(c, r)
     if leg == 'both' then
-      write(c, r, { state = 'decode', claimed = c.stamp })
+      write(c, r, { state = 'decode', claimed = c.stamp, known_tokens = known_tokens })
       count(c, 1, 'local', 'unified')
     end
   end

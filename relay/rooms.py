@@ -9,7 +9,7 @@ of kvrelay has taken over.
 import json
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, overload
 
 from redis.exceptions import OutOfMemoryError
 
@@ -22,6 +22,7 @@ from relay.answers import (
     Emitted,
     Forked,
     Kept,
+    Left,
     Lost,
     Moved,
     Prefilled,
@@ -167,6 +168,7 @@ class Rooms:
 
     # Claims
 
+    @overload
     def claim(
         self,
         leg: Leg,
@@ -177,16 +179,46 @@ class Rooms:
         capacity_tokens: int,
         lease_ms: int,
         wanted: str | None = None,
-    ) -> Claim | None:
+    ) -> Claim | None: ...
+
+    @overload
+    def claim(
+        self,
+        leg: Leg,
+        boot: str,
+        nonce: str,
+        room: int,
+        free_tokens: int,
+        capacity_tokens: int,
+        lease_ms: int,
+        wanted: str | None,
+        wait_ms: int,
+    ) -> Claim | Left | None: ...
+
+    def claim(
+        self,
+        leg: Leg,
+        boot: str,
+        nonce: str,
+        room: int,
+        free_tokens: int,
+        capacity_tokens: int,
+        lease_ms: int,
+        wanted: str | None = None,
+        wait_ms: int = 0,
+    ) -> Claim | Left | None:
         """Take the leg that comes first among those of at most `free_tokens` tokens (prompt, stream and the
         next one), or `wanted` if it ranks with that one; only requests whose prompt and `max_tokens` fit in
         `capacity_tokens`. None: nothing fits, or an older leg that fits an empty worker has the next turn.
 
         `nonce` names this claim: a repeat returns the same leg. `room` is a random 63-bit candidate id for
         PREFILL. BOTH takes what PREFILL takes, without a room.
+
+        A leg that another worker, by what it has of the prompt, would have computed sooner is left to that
+        one for `wait_ms`, and what ranks with it may be taken instead. 0: nobody asks who has what.
         """
         reply = self._functions.call(
-            "claim", leg, boot, nonce, room, free_tokens, capacity_tokens, lease_ms, wanted or ""
+            "claim", leg, boot, nonce, room, free_tokens, capacity_tokens, lease_ms, wanted or "", wait_ms
         )
         return unpack_claim(leg, reply) if reply else None
 

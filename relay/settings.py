@@ -188,6 +188,9 @@ class Settings:
     unsent_share: float = _number(
         0.5, 0.01, 1.0, "share of a prefill pool that may hold KV no decode worker took"
     )
+    prefix_wait_ms: int = _whole(
+        50, 0, 1_000, "how long a prompt is left to a worker that has its beginning; 0: not at all"
+    )
     kv_digest: bool = _switch(False, "compare a digest of the pages of each send on both sides (for tests)")
 
     lease_ms: int = _whole(  # a worker renews each second: a shorter one would end between two renewals

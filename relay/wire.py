@@ -5,8 +5,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from relay.answers import Claim, Emission, Milestone, Moved
+from relay.answers import Claim, Emission, Left, Milestone, Moved
 from relay.geometry import Geometry
+from relay.marks import marks
 from relay.packed import pack_ints, unpack_ints
 from relay.prompt_logprobs import PromptLogprobs
 from relay.request import Claimed, Hold, Leg, Record, Ring, State, Submission, Timings
@@ -55,11 +56,14 @@ def pack_member(s: Submission) -> tuple[str | bytes | int, ...]:
     """As `submit` in rooms.lua reads it: the prompt of a fork is that of its leader."""
     prompt_tokens = len(s.prompt_ids)
     prompt = b"" if s.leader else pack_ints(s.prompt_ids)
+    # The prefix cache has no logits, so a scored prompt is computed as a whole wherever it goes.
+    known_by = marks(prompt, s.params.cache_salt) if s.params.prompt_logprobs is None else ""
     limit_tokens = prompt_tokens + s.params.max_tokens
     wanted = s.params.prompt_logprobs
     scores_bytes = 0 if wanted is None else PromptLogprobs.packed_bytes(prompt_tokens, wanted)
     trace, leader = s.trace.pack() if s.trace else "", s.leader or ""
-    return s.request_id, prompt, s.params.to_json(), scores_bytes, prompt_tokens, limit_tokens, leader, trace
+    params = s.params.to_json()
+    return s.request_id, prompt, known_by, params, scores_bytes, prompt_tokens, limit_tokens, leader, trace
 
 
 def pack_emission(emission: Emission) -> str:
@@ -114,7 +118,9 @@ def unpack_milestone(reply: list[Any]) -> Milestone | None:
     )
 
 
-def unpack_claim(leg: Leg, reply: list[Any]) -> Claim:
+def unpack_claim(leg: Leg, reply: list[Any]) -> Claim | Left:
+    if len(reply) == 1:
+        return Left(reply[0])
     return Claim(unpack_claimed(leg, reply), unpack_rings(reply[-1]))
 
 

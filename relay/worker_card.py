@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,6 +78,15 @@ class WorkerCard(NamedTuple):
     @property
     def boot(self) -> str:
         return self.incarnation.boot
+
+
+def new_boot(role: str) -> str:
+    """The id of one life of a worker."""
+    return f"{role}-{secrets.token_hex(8)}"
+
+
+def role_of(boot: str) -> str:
+    return boot.partition("-")[0]
 
 
 def host_identity() -> str:

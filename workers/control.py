@@ -9,7 +9,7 @@ from enum import Enum
 from typing import NamedTuple, TypeVar
 
 from relay.log import event as log_event
-from relay.mailbox import Mail
+from relay.mailbox import Mail, Offered
 from relay.redis_client import AWAY
 from relay.request import Ring
 from relay.rooms import Rooms
@@ -170,6 +170,7 @@ class Control:
 
     def meet(self, boots: Collection[str]) -> None:
         try:
+            self._claims.meet(boots)
             new = self._peers.news(boots)
         except AWAY:  # they are still news to the next renewal
             return
@@ -208,7 +209,8 @@ class Control:
         """Handle what has come in; wait for the first of it a moment, or until the next renewal where nothing
         is open and no page waits for proof."""
         ticks = self._open or self.unproven
-        wait_s = TICK_S if ticks else max(0.0, self._leases.due_at - time.monotonic())
+        now = time.monotonic()
+        wait_s = min(TICK_S, self._claims.retry_s(now)) if ticks else max(0.0, self._leases.due_at - now)
         try:
             self._handle(self._inbox.get(timeout=wait_s))
             for _ in range(BATCH):
@@ -238,6 +240,8 @@ class Control:
                 self._claims.add(message)
             case Crashed():
                 raise message.error
+            case Offered():
+                self._claims.offered(message.request_id)
             case Abort():
                 self._abort(message.task)
             case Order():

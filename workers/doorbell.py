@@ -13,7 +13,7 @@ class TaskHandle(Protocol):
     def fail(self, error: str) -> None: ...
 
     def fork(self, request_id: str) -> "TaskHandle":
-        """A task beside this one, for a leg that begins in this worker without a doorbell."""
+        """A task beside this one, for a leg that this worker takes without a doorbell from the broker."""
 
 
 class Doorbell(NamedTuple):

@@ -55,7 +55,7 @@ def beside(request: Request, request_id: str) -> Request:
             "task": request.type,
             "root_id": request.root_id,
             "parent_id": request.id,
-            "argsrepr": request.argsrepr.replace(request.args[0], request_id),
+            "argsrepr": f"({request_id!r},)",
             "kwargsrepr": "{}",
         },
         decoded=True,

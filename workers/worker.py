@@ -2,7 +2,6 @@
 
 import logging
 import os
-import secrets
 import signal
 import time
 from pathlib import Path
@@ -25,7 +24,7 @@ from relay.rooms import Rooms, root_key
 from relay.routing import ROLES
 from relay.settings import Settings
 from relay.tokenizer import Tokenizer
-from relay.worker_card import Incarnation, Load, WorkerCard
+from relay.worker_card import Incarnation, Load, WorkerCard, new_boot
 from workers.control import Abort, Control, Order
 from workers.cores import usable_cores
 from workers.decode import DecodeLegs, UnifiedLegs
@@ -75,7 +74,7 @@ class Worker:
         settings = self._settings
         check_protocol(settings.redis_url, root_key(settings.model_name))
         self._name = name
-        self._boot = f"{settings.role}-{secrets.token_hex(8)}"
+        self._boot = new_boot(settings.role)
         started = time.monotonic()
         event(log, "loading", model=settings.model_path, role=settings.role, dtype=settings.dtype)
         torch.set_num_threads(settings.threads or usable_cores())

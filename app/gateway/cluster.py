@@ -25,6 +25,11 @@ _COUNTS = {
         ["kind", "state", "reason", "stage"],
     ),
     "returned": ("legs_returned", "Legs that went back to their queue", ["leg", "reason"]),
+    "beginning": (
+        "prompt_beginnings",
+        "Prompts claimed where others might have been, by where their beginning was",
+        ["place"],
+    ),
     "local": ("local_prefills", "Prompts computed where their tokens are", ["reason"]),
     "lease": ("leases", "Leases granted, renewed, expired; writes refused by their fence", ["event"]),
     "registered": ("worker_registrations", "Workers that came, or came back", ["role"]),
@@ -36,6 +41,7 @@ _LEGS = (Leg.PREFILL, Leg.DECODE)
 _NEVER: dict[tuple[str, ...], int] = {
     **{("lease", event): 0 for event in ("granted", "renewed", "expired", "fenced")},
     **{("returned", leg, why): 0 for leg in _LEGS for why in (*Why, "forgotten", "expired")},
+    **{("beginning", place): 0 for place in ("here", "elsewhere", "new")},
     **{("local", reason): 0 for reason in ("unified", "fork")},
     **{("registered", role): 0 for role in ROLES},
     ("ended", "client", State.FAILED, "timeout", State.QUEUED): 0,

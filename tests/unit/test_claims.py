@@ -1,9 +1,11 @@
 """Credits become legs: held, trimmed, given back; never lost and never ended twice."""
 
+import time
+
 import pytest
 from redis.exceptions import ConnectionError, ResponseError
 
-from relay.answers import Claim, Waiting
+from relay.answers import Claim, Left, Waiting
 from relay.request import Claimed, Hold, Leg, Ring, Why
 from tests.desk import RecordingDesk, Task, claimed
 from workers import calls
@@ -57,8 +59,8 @@ class NoLegs(Legs):
 
 
 class Worker:
-    def __init__(self) -> None:
-        self.desk = RecordingDesk()
+    def __init__(self, **settings: int) -> None:
+        self.desk = RecordingDesk(**settings)
         self.server = self.desk.server
         self.legs = NoLegs()
         self.headroom = ROOMY
@@ -89,8 +91,9 @@ def test_a_credit_becomes_a_leg() -> None:
     task = worker.ring()
     leg = worker.grant()
     worker.step()
-    takes, boot, nonce, room, free, capacity, lease_ms, wanted = worker.server.args("claim")
+    takes, boot, nonce, room, free, capacity, lease_ms, wanted, wait_ms = worker.server.args("claim")
     assert (takes, boot, free, capacity, lease_ms, wanted) == (Leg.PREFILL, "here", 1600, 1600, 3000, "req_1")
+    assert wait_ms == 0, "there is nobody else"
     assert len(bytes.fromhex(nonce)) == 16
     assert 0 < room < 1 << 63
     assert worker.legs.started == [(leg, task)]
@@ -243,3 +246,79 @@ def test_a_held_credit_takes_no_others_in() -> None:
     worker = Worker()
     worker.ring()
     assert worker.claims.spare(active=1) == 0
+
+
+@pytest.mark.parametrize(
+    ("takes", "others", "wait_ms"),
+    [
+        (Leg.PREFILL, ["decode-1"], 0),
+        (Leg.PREFILL, ["decode-1", "prefill-1"], 50),
+        (Leg.PREFILL, ["unified-1"], 50),
+        (Leg.BOTH, ["prefill-1"], 50),
+        (Leg.DECODE, ["decode-1", "prefill-1"], 0),
+    ],
+)
+def test_others_are_given_time_where_there_are_such(takes: Leg, others: list[str], wait_ms: int) -> None:
+    worker = Worker()
+    worker.legs.takes = takes
+    worker.claims.meet(["here", *others])
+    worker.ring()
+    worker.step()
+    assert worker.server.args("claim")[-1] == wait_ms
+    worker.claims.meet(["here"])
+    worker.step()
+    assert worker.server.args("claim")[-1] == 0
+
+
+def test_a_credit_whose_leg_is_left_to_another_is_kept_until_then() -> None:
+    worker = Worker()
+    task = worker.ring()
+    worker.server.replies["claim"] = Left(5_000)
+    worker.step()
+    assert "waiting" not in worker.server.names()
+    assert (len(worker.claims), task.ends) == (1, [])
+    assert 4 < worker.claims.retry_s(time.monotonic()) <= 5
+    assert worker.claims.spare(active=1) == SPARE_CREDITS - 1, "it is free for other legs"
+    leg = worker.grant()
+    worker.step()
+    assert worker.legs.started == [(leg, task)]
+
+
+def test_a_credit_whose_leg_is_left_goes_to_others_when_the_worker_drains() -> None:
+    worker = Worker()
+    task = worker.ring()
+    worker.server.away = True
+    worker.step()
+    worker.claims.close()
+    worker.server.away = False
+    worker.server.replies["claim"] = Left(5_000)
+    worker.step()
+    assert task.ends == ["ok: handed back"]
+    assert worker.desk.rung == [Ring(Leg.PREFILL, "req_1")]
+
+
+def test_what_is_offered_is_a_credit_of_its_own() -> None:
+    worker = Worker()
+    worker.claims.offered("req_0")
+    assert len(worker.claims) == 0, "nothing of this worker can have been known"
+    before = worker.ring(1)
+    worker.grant(1)
+    worker.step()
+    worker.claims.offered("req_2")
+    (task,) = before.beside
+    assert task.request_id == "req_2"
+    leg = worker.grant(2)
+    worker.step()
+    assert worker.server.args("claim")[7] == "req_2"
+    assert worker.legs.started[1:] == [(leg, task)]
+    worker.claims.close()
+    worker.claims.offered("req_3")
+    assert len(worker.claims) == len(before.beside) - 1 == 0
+
+
+def test_by_a_setting_nobody_is_given_time() -> None:
+    worker = Worker(prefix_wait_ms=0)
+    worker.claims.meet(["here", "prefill-1"])
+    worker.ring()
+    worker.step()
+    assert worker.server.args("claim")[-1] == 0

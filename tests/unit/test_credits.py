@@ -1,5 +1,7 @@
 """Credits: held while they cannot claim, given up when nothing waits for them."""
 
+from math import inf
+
 from relay.request import Leg
 from tests.desk import Task
 from workers.credits import RETRY_S, Credits
@@ -31,6 +33,16 @@ def test_what_cannot_claim_waits_a_moment() -> None:
     credits.wait(10.0)
     assert not credits.due(10.0)
     assert credits.due(10.0 + RETRY_S)
+
+
+def test_what_waits_tells_for_how_long() -> None:
+    credits, (bell,) = with_bells(1)
+    assert credits.retry_s(10.0) == inf, "it need not"
+    credits.take()
+    credits.put_back(bell, now=10.0, wait_s=0.5)
+    assert credits.retry_s(10.25) == 0.25
+    assert credits.retry_s(10.5) == Credits().retry_s(10.0) == inf
+    assert credits.due(10.5)
 
 
 def test_a_new_bell_is_tried_at_once() -> None:

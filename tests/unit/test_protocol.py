@@ -8,7 +8,7 @@ from relay import mailbox, worker_card
 from relay.geometry import Geometry
 from relay.protocol import PROTOCOL, READS_SINCE
 
-SAID = (4, "f180911ddd3d")
+SAID = (5, "c2d2dbe180ae")
 
 
 def said() -> str:
