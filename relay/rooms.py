@@ -9,7 +9,7 @@ of kvrelay has taken over.
 import json
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, overload
+from typing import Any
 
 from redis.exceptions import OutOfMemoryError
 
@@ -167,33 +167,6 @@ class Rooms:
         return [unpack_card(dict(pairs(fields))) for fields in self._functions.call("workers")]
 
     # Claims
-
-    @overload
-    def claim(
-        self,
-        leg: Leg,
-        boot: str,
-        nonce: str,
-        room: int,
-        free_tokens: int,
-        capacity_tokens: int,
-        lease_ms: int,
-        wanted: str | None = None,
-    ) -> Claim | None: ...
-
-    @overload
-    def claim(
-        self,
-        leg: Leg,
-        boot: str,
-        nonce: str,
-        room: int,
-        free_tokens: int,
-        capacity_tokens: int,
-        lease_ms: int,
-        wanted: str | None,
-        wait_ms: int,
-    ) -> Claim | Left | None: ...
 
     def claim(
         self,

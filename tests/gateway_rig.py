@@ -16,7 +16,7 @@ from prometheus_client.samples import Sample
 from redis.exceptions import RedisError
 
 from app.launch.programs import gateway_command
-from relay.answers import Emission, EmitOutcome, Prefilled
+from relay.answers import Claim, Emission, EmitOutcome, Prefilled
 from relay.geometry import Geometry
 from relay.model_file import default_model_path
 from relay.request import Claimed, Finish, Leg, Token
@@ -245,7 +245,7 @@ class ScriptedWorker:
         while time.monotonic() < deadline:
             nonce, room = secrets.token_hex(8), secrets.randbits(63)
             claim = self.rooms.claim(leg, self.boot, nonce, room, 4096, 4096, LEASE_MS, request_id)
-            if claim:
+            if isinstance(claim, Claim):
                 assert request_id in (None, claim.claimed.hold.request_id), "another request was in the way"
                 return claim.claimed
             time.sleep(0.005)
@@ -297,7 +297,7 @@ class Answering(threading.Thread):
         while not self._stopping.is_set():
             nonce = secrets.token_hex(8)
             claim = self._worker.rooms.claim(Leg.BOTH, self._worker.boot, nonce, 0, 4096, 4096, LEASE_MS)
-            if claim is None:
+            if not isinstance(claim, Claim):
                 self._stopping.wait(0.005)
                 continue
             self.claimed.append(claim.claimed)

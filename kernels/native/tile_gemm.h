@@ -76,7 +76,9 @@ struct TileGemm : Gemm<Isa, bf16> {
     static void gated(const Product& job, const In* x, int first_row, int row_count, PanelOf panel_of) {
         for (int i = job.first; i < job.last; ++i) {
             const char* panel[2] = {panel_of(*job.matrix, i, 0), panel_of(*job.up, i, 1)};
-            each_row<2>(panel, x, row_count, job.matrix->depth, Ahead(panel, 2, job.matrix->depth, blocks_of(row_count)), [&](int row, const float* sums) {
+            const int depth = job.matrix->depth;
+            const Ahead ahead(panel, 2, depth, blocks_of(row_count));
+            each_row<2>(panel, x, row_count, depth, ahead, [&](int row, const float* sums) {
                 Base::gate(job, first_row + row, i, sums, sums + kSums);
             });
         }

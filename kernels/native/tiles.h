@@ -69,7 +69,7 @@ class Tiles {
 
 // `one(rows, panel)` with numbers that the compiler knows.
 template <int TilesOfRows, int Panels, class Do>
-static inline __attribute__((always_inline)) void each_tile(Do one) {
+inline __attribute__((always_inline)) void each_tile(Do one) {
     const std::integral_constant<int, 0> first;
     const std::integral_constant<int, 1> second;
     one(first, first);

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from relay.answers import Claim, Emission, EmitOutcome, Prefilled, Transfer
+from relay.answers import Claim, Emission, EmitOutcome, Left, Prefilled, Transfer
 from relay.geometry import Geometry
 from relay.mailbox import Mail, Mailbox
 from relay.request import Finish, Hold, Leg, State, Submission, Token, Why, member_id
@@ -65,7 +65,9 @@ def claim(
     lease_ms: int = LONG_MS,
     wanted: str | None = None,
 ) -> Claim | None:
-    return rooms.claim(leg, boot, nonce(), next(_ids), free_tokens, ROOMY, lease_ms, wanted)
+    taken = rooms.claim(leg, boot, nonce(), next(_ids), free_tokens, ROOMY, lease_ms, wanted)
+    assert not isinstance(taken, Left), "nobody asked who has its beginning"
+    return taken
 
 
 @dataclass

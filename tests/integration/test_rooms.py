@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from relay.answers import EmitOutcome, Moved
+from relay.answers import Claim, EmitOutcome, Moved
 from relay.mailbox import Ended, Mail, Published, Ready
 from relay.request import Finish, Hold, Leg, Ring, State, Why
 from relay.rooms import Rooms
@@ -291,11 +291,11 @@ def test_claims_are_known_by_their_nonce(scene: Scene) -> None:
     rooms = scene.rooms
     scene.reach("queued")
     p = [rooms.claim(Leg.PREFILL, "P", "n1", 77, 50, 50, LONG_MS) for _ in range(2)]
-    assert p[0]
+    assert isinstance(p[0], Claim)
     assert p[0] == p[1]
     assert p[0].rings == [Ring(Leg.DECODE, scene.id, 3)]
     d = [rooms.claim(Leg.DECODE, "D", "n2", 0, 50, 50, LONG_MS) for _ in range(2)]
-    assert d[0]
+    assert isinstance(d[0], Claim)
     assert d[0] == d[1]
     claimed = d[0].claimed
     assert (claimed.room, claimed.prefill_boot, claimed.prompt_ids, claimed.emitted) == (
@@ -310,7 +310,7 @@ def test_claims_are_known_by_their_nonce(scene: Scene) -> None:
     assert rooms.kv_ready(scene.p, 77, PREFILLED, TRANSFER).ok
     for _ in range(2):  # in `ready`, then in `decode`
         repeated = rooms.claim(Leg.DECODE, "D", "n2", 0, 50, 50, LONG_MS)
-        assert repeated
+        assert isinstance(repeated, Claim)
         assert repeated.claimed.hold == scene.d
         scene.emit(0, 1)
 
@@ -318,7 +318,7 @@ def test_claims_are_known_by_their_nonce(scene: Scene) -> None:
 def test_a_repeated_unified_claim_is_the_same(scene: Scene) -> None:
     scene.reach("queued")
     first, second = (scene.rooms.claim(Leg.BOTH, "U", "n", 0, 50, 50, LONG_MS) for _ in range(2))
-    assert first
+    assert isinstance(first, Claim)
     assert first == second
     assert (first.claimed.room, first.claimed.hold.leg, first.claimed.prefill_boot) == (0, Leg.BOTH, None)
 
@@ -327,7 +327,7 @@ def test_a_room_is_used_once(scene: Scene) -> None:
     """A claim that is repeated after its room has ended must not open that room again."""
     scene.reach("queued")
     first = scene.rooms.claim(Leg.PREFILL, "P", "n1", 77, 50, 50, LONG_MS)
-    assert first
+    assert isinstance(first, Claim)
     assert scene.rooms.release(first.claimed.hold, Why.DRAIN).ok
     assert scene.rooms.claim(Leg.PREFILL, "P", "n1", 77, 50, 50, LONG_MS) is None
     assert scene.rooms.claim(Leg.PREFILL, "P", "n1", 78, 50, 50, LONG_MS)
@@ -387,7 +387,7 @@ def test_two_deaths_make_a_solo_run_and_its_crash_condemns(scene: Scene) -> None
         else:
             scene.claim_unified()
         got = scene.rooms.claim(Leg.BOTH, "U", scene.d.nonce, 0, 50, 50, LONG_MS)  # the same again
-        assert got
+        assert isinstance(got, Claim)
         assert (got.claimed.attempt, got.claimed.solo) == (attempt, solo)
         scene.rooms.renew("U", LOAD, [scene.d], 0)
         reaped = scene.rooms.reap(lease_ms=0, suspect_after=3)

@@ -2,7 +2,6 @@
 
 import json
 import random
-from functools import lru_cache
 from typing import Any
 
 import jsonschema
@@ -30,10 +29,10 @@ from app.tools.tool_format import (
 from app.tools.tool_parser import ToolParser
 from app.tools.tool_reply import ToolReply
 from relay.grammar import GrammarError, Grammars, regex_grammar
-from relay.model_file import default_model_path
 from relay.request import State
 from relay.tokenizer import Tokenizer
 from relay.tokens import End
+from tests.grammars import grammars, tokenizer
 
 FORMS = (HERMES, LLAMA3, MISTRAL, MISTRAL_NAMED, ARRAY, PYTHON)
 SCHEMA: dict[str, Any] = {
@@ -48,16 +47,6 @@ STOP = Function(name="stop_now")
 BOTH = [WEATHER, STOP]
 GOOD, BAD = '{"city": "Ro{m}e", "days": 2}', '{"city": "Rome", "days": 3}'
 ASK: Any = [{"role": "user", "content": "How is Rome?"}]
-
-
-@lru_cache(maxsize=1)
-def tokenizer() -> Tokenizer:
-    return Tokenizer.load(default_model_path())
-
-
-@lru_cache(maxsize=1)
-def grammars() -> Grammars:
-    return Grammars(tokenizer(), tokenizer().vocab_size)
 
 
 def allows(mask: bytes, token: int) -> bool:

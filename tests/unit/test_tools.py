@@ -1,7 +1,6 @@
 """Calls of tools: read from crafted answers of each family at every split, forced by grammars, and shown."""
 
 import json
-from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -28,9 +27,9 @@ from app.tools.tool_parser import Piece, ToolParser
 from app.tools.tool_reply import ToolReply
 from relay.chat_template import ChatTemplate
 from relay.grammar import GrammarError, Grammars
-from relay.model_file import default_model_path
 from relay.sampling import SamplingParams
 from relay.tokenizer import Tokenizer
+from tests.grammars import grammars, tokenizer
 from workers.engine.messages import Sampled
 from workers.engine.sampler import Sampler, SamplingRow
 
@@ -336,16 +335,6 @@ def test_a_template_gets_the_arguments_of_earlier_calls_as_an_object() -> None:
 
 
 # ---- forced calls
-
-
-@lru_cache(maxsize=1)
-def tokenizer() -> Tokenizer:
-    return Tokenizer.load(default_model_path())
-
-
-@lru_cache(maxsize=1)
-def grammars() -> Grammars:
-    return Grammars(tokenizer(), tokenizer().vocab_size)
 
 
 def forced_answer(grammar: str, seed: int) -> str:
